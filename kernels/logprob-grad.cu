@@ -49,7 +49,8 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
     const double m = p.saved[t], log_sum = p.saved[p.tokens + t], h = p.saved[2 * p.tokens + t],
                  g_p = p.upstream.d_logp ? colo_stat_get(p.upstream.d_logp, wide, t) : 0,
                  g_h = p.upstream.d_entropy ? colo_stat_get(p.upstream.d_entropy, wide, t) : 0,
-                 g_l = p.upstream.d_loss ? colo_stat_get(p.upstream.d_loss, wide, t) : 0;
+                 g_l = p.upstream.d_loss ? colo_stat_get(p.upstream.d_loss, wide, t) : 0,
+                 g_s = p.upstream.d_lse ? colo_stat_get(p.upstream.d_lse, wide, t) : 0;
     const bool weighs = p.config.has_class_weight;
     const double e = p.smoothing, w_t = weighs ? p.saved[3 * p.tokens + t] : 1,
                  z = 2 * p.config.z_loss * (m + log_sum),
@@ -59,7 +60,7 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
     k.cap = (R)p.cap;
     k.m = (R)m;
     k.log_sum = (R)log_sum;
-    k.a = (R)(p.factor * (-g_p + g_l * p_l + g_h * (log_sum - h)));
+    k.a = (R)(p.factor * (-g_p + g_l * p_l + g_h * (log_sum - h) + g_s));
     k.b = (R)(p.factor * -g_h);
     k.c = (R)(p.factor * (g_p - w_t * (1 - e) * g_l));
     k.d = (R)(p.factor * (-e * g_l / (double)(p.own ? p.own : p.config.logits.vocab)));

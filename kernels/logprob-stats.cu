@@ -219,6 +219,8 @@ template <typename D> cudaError_t stats_of(const colo_logprob_args &p, cudaStrea
         sizeof(typename D::elem) < 4 || std::frexp((float)p.factor, &exponent) == 0.5;
     if (p.block.w >= 0) /* seldom asked for: one kernel for all */
         return stats<D, WEIGHTED, false>(p, stream);
+    if (p.block.q >= 0)
+        return stats<D, SQUARES, false>(p, stream);
     if (!is_plain(p) || (p.block.arg >= 0 && !exact))
         return stats<D, ALL, false>(p, stream);
     if (p.block.d >= 0 || p.block.arg >= 0)
@@ -230,7 +232,7 @@ template <typename D> cudaError_t stats_of(const colo_logprob_args &p, cudaStrea
 
 /* The listed columns of a row, one a thread, and the target. A list that is none makes it NaN. */
 template <typename D>
-__device__ void read_list(row_sums<typename D::real, ALL> &a, const colo_logprob_args &p, int64_t t,
+__device__ void read_list(row_sums<typename D::real, SQUARES> &a, const colo_logprob_args &p, int64_t t,
                           int64_t target, const typename D::elem *row)
 {
     using R = typename D::real;
@@ -243,7 +245,7 @@ __device__ void read_list(row_sums<typename D::real, ALL> &a, const colo_logprob
         if (j < 0 || j >= p.true_columns)
             return;
         const R x = x_of(D::load(row[j]), (R)p.factor, (R)p.cap);
-        absorb_x<R, ALL, 1>(a, &x, j, (R)1);
+        absorb_x<R, SQUARES, 1>(a, &x, j, (R)1);
         a.arg = x == a.top && j < a.arg ? j : a.arg; /* the target may be left of what was taken */
     };
     for (int64_t i = begin + threadIdx.x; !bad && i < end; i += THREADS) {
@@ -274,11 +276,11 @@ __global__ void __launch_bounds__(THREADS)
         const typename D::elem *row =
             (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
         const int64_t target = p.targets[t * p.target_stride];
-        row_sums<typename D::real, ALL> a;
+        row_sums<typename D::real, SQUARES> a;
         begin(a);
         if (target != p.config.ignore_index)
             read_list<D>(a, p, t, target, row);
-        write_row<D, ALL, false>(a, p, rank_span(p), t, target, row, shared);
+        write_row<D, SQUARES, false>(a, p, rank_span(p), t, target, row, shared);
     }
 }
 
@@ -336,8 +338,9 @@ extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_args *given, cuda
     case COLO_F32:
         return stats_of<f32>(p, stream);
     case COLO_F64:
-        return p.block.w >= 0 ? stats<f64, WEIGHTED, false>(p, stream)
-                              : stats<f64, ALL, false>(p, stream);
+        return p.block.w >= 0   ? stats<f64, WEIGHTED, false>(p, stream)
+               : p.block.q >= 0 ? stats<f64, SQUARES, false>(p, stream)
+                                : stats<f64, ALL, false>(p, stream);
     case COLO_BF16:
         return stats_of<bf16>(p, stream);
     case COLO_F16:

@@ -16,13 +16,14 @@ constexpr int THREADS = 128; /* ten such blocks on a multiprocessor: short rows 
 constexpr int BATCH = 4;     /* vectors in flight a thread */
 constexpr int PARTS = 4;     /* independent sums a thread */
 
-/* What is kept: s; s, u; s, u, d, argmax; the same, of d and of what d has seen with class weights */
-enum statistics { SUM = 0, ENTROPY = 1, ALL = 2, WEIGHTED = 3 };
+/* What is kept: s; and u; and d, argmax; and q; the same, d and what d has seen with class weights */
+enum statistics { SUM = 0, ENTROPY = 1, ALL = 2, SQUARES = 3, WEIGHTED = 4 };
 
 template <typename R, statistics KEEP> struct row_sums {
     R top;  /* largest z (plain) or x seen, -inf at first */
     R base; /* what the sums are taken against: x of top, 0 while that is -inf */
-    R s[PARTS], u[PARTS], d[PARTS], w[KEEP == WEIGHTED ? PARTS : 1]; /* w: weights of what is in d */
+    R s[PARTS], u[PARTS], d[PARTS], q[KEEP >= SQUARES ? PARTS : 1];
+    R w[KEEP == WEIGHTED ? PARTS : 1]; /* weights of what is in d */
     int64_t seen, arg;
 };
 
@@ -32,7 +33,7 @@ template <typename R, statistics KEEP> __device__ void begin(row_sums<R, KEEP> &
     a.base = 0;
 #pragma unroll
     for (int k = 0; k < PARTS; k++)
-        a.s[k] = a.u[k] = a.d[k] = a.w[KEEP == WEIGHTED ? k : 0] = 0;
+        a.s[k] = a.u[k] = a.d[k] = a.q[KEEP >= SQUARES ? k : 0] = a.w[KEEP == WEIGHTED ? k : 0] = 0;
     a.seen = 0;
     a.arg = -1;
 }
@@ -50,8 +51,10 @@ template <typename R, statistics KEEP> __device__ void raise(row_sums<R, KEEP> &
             if (KEEP >= ENTROPY)
                 a.u[k] = c > 0 ? c * (a.u[k] + down * a.s[k]) : 0;
             a.s[k] *= c;
+            if (KEEP >= SQUARES)
+                a.q[k] *= c * c;
         }
-        if (KEEP == ALL)
+        if (KEEP >= ALL && KEEP < WEIGHTED)
             a.d[0] += (R)a.seen * down;
         if (KEEP == WEIGHTED)
 #pragma unroll
@@ -70,7 +73,9 @@ __device__ void take(row_sums<R, KEEP> &a, R z, R factor, int k, R w = 1)
     a.s[k] += e;
     if (KEEP >= ENTROPY)
         a.u[k] = fma(e, fmax(d, (R)-1e4), a.u[k]); /* not 0 * -inf; e is 0 from -104 (f64: -746) */
-    if (KEEP == ALL)
+    if (KEEP >= SQUARES)
+        a.q[k] = fma(e, e, a.q[k]);
+    if (KEEP >= ALL && KEEP < WEIGHTED)
         a.d[k] += d;
     if (KEEP == WEIGHTED) {
         a.d[k] += w != 0 ? w * d : 0; /* not 0 * -inf */
@@ -102,7 +107,7 @@ __device__ void absorb(row_sums<typename D::real, KEEP> &a, const uint4 *v, type
         top = max_nan(top, (R)D::top(v[b]));
     top = max_nan(top, a.top); /* NaN stays */
     if (top != a.top) {
-        if (KEEP == ALL) {
+        if (KEEP >= ALL) {
             bool found = false;
 #pragma unroll
             for (int b = 0; b < B; b++) {
@@ -221,12 +226,13 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         all_threads<WIDTH>((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
     const R largest = (R)top, m = factor * largest; /* as raise() makes it: the bases are this or below */
     const bool any = m > -CUDART_INF_F;
-    double s = 0, u = 0, d = 0, w = KEEP == WEIGHTED ? 0 : (double)a.seen;
+    double s = 0, u = 0, d = 0, q = 0, w = KEEP == WEIGHTED ? 0 : (double)a.seen;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
         s += a.s[i];
         u += a.u[i];
         d += a.d[i];
+        q += KEEP >= SQUARES ? (double)a.q[KEEP >= SQUARES ? i : 0] : 0;
         w += KEEP == WEIGHTED ? (double)a.w[KEEP == WEIGHTED ? i : 0] : 0;
     }
     const bool mine = factor * a.top > -CUDART_INF_F;
@@ -234,11 +240,14 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         const double down = (double)a.base - (double)m, c = exp(down);
         u = c > 0 ? c * (u + down * s) : 0;
         s *= c;
+        q *= c * c;
         d += w * down;
     }
     s = sum_threads<WIDTH>(s, partial);
     if (KEEP >= ENTROPY)
         u = sum_threads<WIDTH>(u, partial);
+    if (KEEP >= SQUARES)
+        q = sum_threads<WIDTH>(q, partial);
     int64_t arg = INT64_MAX;
     if (KEEP == WEIGHTED)
         w = sum_threads<WIDTH>(w, partial);
@@ -260,7 +269,7 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         }
         double xt = isinf((R)x) ? -CUDART_INF : x - (double)m;
         if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */
-            top_x = s = u = d = xt = CUDART_NAN;
+            top_x = s = u = d = q = xt = CUDART_NAN;
         if (!counts)
             d = w = 0;
         colo_stat_put(block + p.block.m, WIDE, k, top_x);
@@ -273,6 +282,8 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         if (KEEP >= ALL && p.block.arg >= 0)
             ((int64_t *)(block + p.block.arg))[k] =
                 any && m < CUDART_INF_F ? here.start + arg : -1;
+        if (KEEP >= SQUARES && p.block.q >= 0)
+            colo_stat_put(block + p.block.q, WIDE, k, q);
         if (KEEP == WEIGHTED)
             colo_stat_put(block + p.block.w, WIDE, k, w);
         if (p.block.wt >= 0)

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(THREADS)
                     const __grid_constant__ colo_linear_upstream_rows u)
 {
     for (int64_t row = grid_first(); row < p.rows; row += grid_stride())
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < COLO_LINEAR_UPS; k++)
             if (u.to[k])
                 colo_stat_put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row));
 }
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
     __shared__ double largest;
     double most = 0;
     for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < COLO_LINEAR_UPS; k++)
             if (u.to[k]) {
                 const double v = fabs(upstream_of(p, u, k, row));
                 most = v > most && isfinite(v) ? v : most;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
     __syncthreads();
     const double by = u.lift / largest;
     for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < COLO_LINEAR_UPS; k++)
             if (u.to[k])
                 colo_stat_put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row) * by);
 }
@@ -162,11 +162,13 @@ __global__ void __launch_bounds__(THREADS)
                    const __grid_constant__ colo_linear_scatter s)
 {
     const bool wide = s.dtype == COLO_F64;
-    const void *const from[] = {s.from.logp, s.from.entropy, s.from.loss, s.from.weight};
-    void *const to[] = {s.to.logp, s.to.entropy, s.to.loss, s.to.weight};
+    const void *const from[] = {s.from.logp,   s.from.entropy, s.from.loss,       s.from.weight,
+                                s.from.lse,    s.from.sum_p2,  s.from.mean_logits};
+    void *const to[] = {s.to.logp,   s.to.entropy, s.to.loss,       s.to.weight,
+                        s.to.lse,    s.to.sum_p2,  s.to.mean_logits};
     for (int64_t t = grid_first(); t < p.tokens; t += grid_stride()) {
         const int64_t row = p.row_of[t];
-        for (int k = 0; k < 4; k++)
+        for (int k = 0; k < (int)(sizeof to / sizeof *to); k++)
             if (to[k])
                 colo_stat_put(to[k], wide, t,
                     row >= 0    ? colo_stat_get(from[k], wide, row)
@@ -174,6 +176,8 @@ __global__ void __launch_bounds__(THREADS)
                                 : CUDART_NAN);
         if (s.to.correct)
             s.to.correct[t] = row >= 0 ? s.from.correct[row] : 0;
+        if (s.to.argmax)
+            s.to.argmax[t] = row >= 0 ? s.from.argmax[row] : -1;
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         if (s.to.n_valid)

@@ -134,13 +134,14 @@ typedef struct colo_linear_logprob_batch_t {
 
 /**
  * Upstream gradient of each per-token output: factor * array[t], or the factor alone if the array
- * is NULL. Factor 0: no gradient through this output. If mean is true, all three are divided by
+ * is NULL. Factor 0: no gradient through this output. If mean is true, all are divided by
  * the number of valid tokens of this rank, which the device counts (0 tokens: gradient 0), also
  * with class weights. For
  * bf16 and f16 heads the largest upstream gradient of the call multiplies after the products, in
  * fp32, so its size costs no digits.
  * The backward of mode early takes one number: loss * d_loss[0], or loss alone if d_loss is NULL.
- * It multiplies the gradients that forward made. There logp and entropy are 0, and mean is false.
+ * It multiplies the gradients that forward made. There logp, entropy and lse are 0, and mean is
+ * false.
  */
 typedef struct colo_linear_logprob_upstream_t {
     size_t struct_size;
@@ -148,9 +149,11 @@ typedef struct colo_linear_logprob_upstream_t {
     /* [T] each, contiguous, in the dtype of the outputs, or NULL; in the memory of the head */
     const colo_tensor_t *d_logp, *d_entropy, *d_loss;
     bool mean;
+    double lse;
+    const colo_tensor_t *d_lse;
 } colo_linear_logprob_upstream_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT sizeof(colo_linear_logprob_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT sizeof(colo_linear_logprob_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false, 0, nullptr
 #else
 #define COLO_LINEAR_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_linear_logprob_upstream_t)
 #endif

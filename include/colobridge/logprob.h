@@ -11,6 +11,7 @@
  *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2
  *   with a weight w_j per class:
  *   loss    = w_t ((1-e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j)
+ *   lse     = M + log Sum,  sum_p2 = sum_j p_j^2,  mean_logits = sum_j x_j / V,  argmax of x
  * logp <= 0 and entropy >= 0 hold exactly, and so does loss >= 0 without class weights if e <= 1
  * (megatron_smoothing and local_smoothing can make e larger); NaN stays NaN.
  * Forward reads the shard once and does one all-gather; backward no collective.
@@ -59,11 +60,15 @@ typedef struct colo_logprob_config_t {
      * docs/concepts/loss.md. */
     int64_t segment;
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
-    int64_t reserved[8]; /* 0: room for members of newer headers. The size never changes, because
+    /* out.argmax, .lse, .sum_p2 and .mean_logits may be asked for; lse may have a gradient, the
+     * others never have. mean_logits: not with a support, local_smoothing, or both class weights and
+     * smoothing. */
+    bool want_argmax, want_lse, want_sum_p2, want_mean_logits;
+    int64_t reserved[7]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, {}
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, false, false, false, false, {}
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -82,9 +87,13 @@ typedef struct colo_logprob_out_t {
     /* [T] the class weight of the target, with has_class_weight; 0 of a token that n_valid does not
      * count. What a mean of the loss divides by is the sum of these: colo_loss_mean_weighted() */
     const colo_tensor_t *weight;
+    /* i64 [T] the id of the largest x, as the dtype of the outputs holds x, the lowest one on ties;
+     * -1 of an ignored token, and of a row that is NaN */
+    const colo_tensor_t *argmax;
+    const colo_tensor_t *lse, *sum_p2, *mean_logits; /* [T]; sum_p2 <= 1 */
 } colo_logprob_out_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_OUT_INIT sizeof(colo_logprob_out_t), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
+#define COLO_LOGPROB_OUT_INIT sizeof(colo_logprob_out_t), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOGPROB_OUT_INIT .struct_size = sizeof(colo_logprob_out_t)
 #endif
@@ -93,9 +102,10 @@ typedef struct colo_logprob_out_t {
 typedef struct colo_logprob_upstream_t {
     size_t struct_size;
     const colo_tensor_t *d_logp, *d_entropy, *d_loss;
+    const colo_tensor_t *d_lse;
 } colo_logprob_upstream_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_UPSTREAM_INIT sizeof(colo_logprob_upstream_t), nullptr, nullptr, nullptr
+#define COLO_LOGPROB_UPSTREAM_INIT sizeof(colo_logprob_upstream_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_logprob_upstream_t)
 #endif
@@ -196,12 +206,13 @@ typedef struct colo_logprob_batch_t {
  *              (on several ranks it does in the first calls for a vocabulary, until ranks were seen
  *              to have shards of it, and at COLO_CHECK=2; not in a capture, or at COLO_CHECK=0)
  *
- * Special values (also in docs/concepts/loss.md). An ignored token has logp = loss = entropy = 0, and
- * its row is not read. An invalid target gives logp and loss NaN, entropy as usual, and through
- * logp and loss a gradient of NaN in that row (see lenient_targets). A row of nothing but -inf
- * gives logp, entropy and gradient NaN. A target that is -inf among finite logits gives logp -inf,
- * and finite entropy and gradient. +inf or NaN anywhere in the row, on any rank, gives NaN on all
- * ranks. With a support only its columns count for these. A list that does not ascend, leaves ids
+ * Special values (also in docs/concepts/loss.md). An ignored token has 0 in every output but argmax,
+ * which is -1, and its row is not read. An invalid target gives logp and loss NaN, the others as
+ * usual, and through logp and loss a gradient of NaN in that row (see lenient_targets). A row of
+ * nothing but -inf gives NaN in every output (argmax -1, correct 0) and in its gradient. A target
+ * that is -inf among finite logits gives logp -inf, and finite entropy and gradient; any -inf gives
+ * mean_logits -inf. +inf or NaN anywhere in the row, on any rank, gives NaN on all ranks. With a
+ * support only its columns count for these. A list that does not ascend, leaves ids
  * or names an id outside [0, V) is COLO_ERR_ARG in host memory; on a GPU it makes the row NaN.
  *
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH

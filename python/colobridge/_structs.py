@@ -172,7 +172,8 @@ class LinearLogprobSaved(c.Structure):
 
 class LinearLogprobUpstream(c.Structure):
     _fields_ = [('struct_size', size_t), ('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE),
-                ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor)), ('mean', BOOL)]
+                ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor)), ('mean', BOOL),
+                ('lse', DOUBLE), ('d_lse', _p(Tensor))]
 
 
 class LinearLogprobGrads(c.Structure):
@@ -185,7 +186,8 @@ class LogprobConfig(c.Structure):
                 ('megatron_smoothing', BOOL), ('local_smoothing', BOOL), ('z_loss', DOUBLE),
                 ('has_class_weight', BOOL), ('lenient_targets', BOOL), ('ignore_index', i64), ('want_entropy', BOOL),
                 ('want_loss', BOOL), ('want_correct', BOOL), ('chunk_size', i64), ('segment', i64), ('order', i64),
-                ('reserved', i64 * 8)]
+                ('want_argmax', BOOL), ('want_lse', BOOL), ('want_sum_p2', BOOL), ('want_mean_logits', BOOL),
+                ('reserved', i64 * 7)]
 
 
 class LinearLogprobConfig(c.Structure):
@@ -210,7 +212,8 @@ class LinearLogprobBatch(c.Structure):
 
 class LogprobOut(c.Structure):
     _fields_ = [('struct_size', size_t), ('logp', _p(Tensor)), ('entropy', _p(Tensor)), ('loss', _p(Tensor)),
-                ('correct', _p(Tensor)), ('n_valid', _p(Tensor)), ('n_invalid', _p(Tensor)), ('weight', _p(Tensor))]
+                ('correct', _p(Tensor)), ('n_valid', _p(Tensor)), ('n_invalid', _p(Tensor)), ('weight', _p(Tensor)),
+                ('argmax', _p(Tensor)), ('lse', _p(Tensor)), ('sum_p2', _p(Tensor)), ('mean_logits', _p(Tensor))]
 
 
 class LmHeadConfig(c.Structure):
@@ -225,7 +228,8 @@ class LogprobSaved(c.Structure):
 
 
 class LogprobUpstream(c.Structure):
-    _fields_ = [('struct_size', size_t), ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor)),
+                ('d_lse', _p(Tensor))]
 
 
 class LogprobBatch(c.Structure):

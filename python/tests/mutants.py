@@ -57,6 +57,19 @@ MUTANTS = {
         'torch/ranks.py', 'not isinstance(group, dist.ProcessGroup)', 'False', 'test_torch_logprob.py', 'bad_arguments'),
     'a rank that knows no layout tells no rank': (
         'torch/engine.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
+    'outputs that have no gradient get one in a graph': (
+        'torch/logprob.py', 'if name not in DIFFERENTIABLE)\n\n\ndef names_of', 'if False)\n\n\ndef names_of', 'test_torch_compiled.py',
+        'flags and logprob and outputs'),
+    'names of outputs are numbers of a graph': (
+        'torch/compiled.py', 'isinstance(value[0], str):  # names', 'False:', 'test_torch_compiled.py', 'flags and logprob and outputs'),
+    'lse has no gradient': (
+        'torch/logprob.py', "'ce', 'kl', 'lse')", "'ce', 'kl')", 'test_torch_outputs.py', 'z_loss'),
+    'correct is a number': (
+        'torch/logprob.py', "t.view(torch.bool) if name == 'correct' else t for", 't for', 'test_torch_outputs.py', 'whole_vocabulary'),
+    'a mean over the vocabulary is taken of a support': (
+        'torch/logprob.py', "if support is not None and 'mean_logits' in more:", 'if False:', 'test_torch_outputs.py', 'a_support'),
+    'an output is asked for twice': (
+        'torch/logprob.py', ' or len(set(more)) < len(more)', '', 'test_torch_outputs.py', 'no_output'),
     'a graph has no autocast': (
         'torch/compiled.py', ', under(asked.casts):', ':', 'test_torch_compiled.py', 'autocast_of_its_call'),
     'more dims are taken as tokens, not as PyTorch has them': (

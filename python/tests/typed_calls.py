@@ -38,6 +38,9 @@ def losses(z: Tensor, t: Tensor, ids: Tensor, group: dist.ProcessGroup, mesh: De
     assert_type(ct.logprob(z, t, loss=True, softcap=30.0, temperature=0.7), Two)
     assert_type(ct.logprob(z, t, entropy=True, loss=True, ignore_index=0, inplace_backward=True), Three)
     assert_type(ct.logprob(z, t, entropy=on), Tensor | tuple[Tensor, ...])
+    assert_type(ct.logprob(z, t, outputs=('argmax', 'lse')), tuple[Tensor, ...])
+    assert_type(ct.logprob(z, t, entropy=True, outputs=['correct']), tuple[Tensor, ...])
+    ct.logprob(z, t, outputs=('argmin',))  # refused
     ct.logprob(z, None)  # refused
     assert_type(ct.cross_entropy(z, t, z[0], label_smoothing=0.1, tp_group=group, reduce_group=mesh), Tensor)
     assert_type(ct.cross_entropy(z, t, reduction=word), Tensor)
@@ -70,6 +73,7 @@ def heads(h: Tensor, w: Tensor, t: Tensor, layer: torch.nn.Linear, group: dist.P
     assert_type(ct.linear_logprob(h, w, t), Tensor)
     assert_type(ct.linear_logprob(h, w, t, entropy=True, mode='keep'), Two)
     assert_type(ct.linear_logprob(h, head, t, entropy=True, loss=True), Three)
+    assert_type(ct.linear_logprob(h, head, t, outputs=('sum_p2', 'mean_logits')), tuple[Tensor, ...])
     assert_type(ct.linear_cross_entropy(h, head, t, reduction='sum', weight=w[0]), Tensor)
     assert_type(ct.over_chunks(lambda z, rows: z.sum(-1), h, head, chunk_size=256, params=[w]), Tensor)
     assert_type(ct.over_chunks(lambda z, rows: (z.sum(-1), z[:, 0]), h, w), Two)

@@ -96,6 +96,10 @@ static const struct pointer of_logprob_stats[] = {
     {AT(logprob_args, out.n_valid), I64, ALWAYS, "out.n_valid"},
     {AT(logprob_args, out.n_invalid), I64, ALWAYS, "out.n_invalid"},
     {AT(logprob_args, out.weight), AT(logprob_args, stat_dtype), ALWAYS, "out.weight"},
+    {AT(logprob_args, out.argmax), I64, ALWAYS, "out.argmax"},
+    {AT(logprob_args, out.lse), AT(logprob_args, stat_dtype), ALWAYS, "out.lse"},
+    {AT(logprob_args, out.sum_p2), AT(logprob_args, stat_dtype), ALWAYS, "out.sum_p2"},
+    {AT(logprob_args, out.mean_logits), AT(logprob_args, stat_dtype), ALWAYS, "out.mean_logits"},
     {AT(logprob_args, saved), BYTES, ALWAYS, "stats"},
 };
 static const struct pointer of_logprob_grad[] = {
@@ -110,6 +114,7 @@ static const struct pointer of_logprob_grad[] = {
     {AT(logprob_args, upstream.d_logp), AT(logprob_args, stat_dtype), COLUMNS, "d_logp"},
     {AT(logprob_args, upstream.d_entropy), AT(logprob_args, stat_dtype), COLUMNS, "d_entropy"},
     {AT(logprob_args, upstream.d_loss), AT(logprob_args, stat_dtype), COLUMNS, "d_loss"},
+    {AT(logprob_args, upstream.d_lse), AT(logprob_args, stat_dtype), COLUMNS, "d_lse"},
 };
 /* before its first chunk */
 CHECKED(logprob_stats, colo_logprob_args, of_logprob_stats, p->lo == 0 ? has_of(p) : 0,
@@ -129,6 +134,7 @@ static const struct pointer of_rows_upstream[] = {
     {AT(linear_upstream_rows, from[0]), AT(linear_upstream_rows, dtype), ALWAYS, "d_logp"},
     {AT(linear_upstream_rows, from[1]), AT(linear_upstream_rows, dtype), ALWAYS, "d_entropy"},
     {AT(linear_upstream_rows, from[2]), AT(linear_upstream_rows, dtype), ALWAYS, "d_loss"},
+    {AT(linear_upstream_rows, from[3]), AT(linear_upstream_rows, dtype), ALWAYS, "d_lse"},
 };
 static const struct pointer of_rows_factor[] = {{AT(linear_factor, by), F32, ALWAYS, "d_loss"}};
 static const struct pointer of_rows_scatter[] = {
@@ -139,6 +145,10 @@ static const struct pointer of_rows_scatter[] = {
     {AT(linear_scatter, to.n_valid), I64, ALWAYS, "out.n_valid"},
     {AT(linear_scatter, to.n_invalid), I64, ALWAYS, "out.n_invalid"},
     {AT(linear_scatter, to.weight), AT(linear_scatter, dtype), ALWAYS, "out.weight"},
+    {AT(linear_scatter, to.argmax), I64, ALWAYS, "out.argmax"},
+    {AT(linear_scatter, to.lse), AT(linear_scatter, dtype), ALWAYS, "out.lse"},
+    {AT(linear_scatter, to.sum_p2), AT(linear_scatter, dtype), ALWAYS, "out.sum_p2"},
+    {AT(linear_scatter, to.mean_logits), AT(linear_scatter, dtype), ALWAYS, "out.mean_logits"},
 };
 static const struct pointer of_tokens[] = {
     {AT(linear_move, tokens.data), AT(linear_move, tokens.dtype), FORWARD, "hidden"},

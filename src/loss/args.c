@@ -48,10 +48,13 @@ bool colo_loss_lay_out(struct colo_logprob_args *p, const colo_block_array_t *ar
 
 uint32_t colo_logprob_wanted(const struct colo_logprob_args *args)
 {
-    const bool smooths = args->smoothing > 0, weighs = args->config.has_class_weight;
-    return 7 | (uint32_t)args->config.want_entropy << 3 | (uint32_t)smooths << 4 |
-           (uint32_t)args->config.want_correct << 5 | (uint32_t)(smooths && weighs) << 6 |
-           (uint32_t)weighs << 7;
+    const colo_logprob_config_t *config = &args->config;
+    const bool smooths = args->smoothing > 0, weighs = config->has_class_weight;
+    return 7 | (uint32_t)config->want_entropy << 3 |
+           (uint32_t)(smooths || config->want_mean_logits) << 4 |
+           (uint32_t)(config->want_correct || config->want_argmax) << 5 |
+           (uint32_t)(smooths && weighs) << 6 | (uint32_t)weighs << 7 |
+           (uint32_t)config->want_sum_p2 << 8;
 }
 
 bool colo_logprob_block_layout(const colo_logprob_config_t *config, colo_dtype_t dtype, int64_t n,
@@ -86,7 +89,9 @@ uint64_t colo_logprob_hash_config(const colo_logprob_config_t *config, colo_dtyp
     hash = colo_hash_i64(hash, dtype);
     return colo_hash_i64(hash, config->want_entropy | config->want_loss << 1 |
                                    config->want_correct << 2 | config->lenient_targets << 3 |
-                                   config->local_smoothing << 4 | config->has_class_weight << 5);
+                                   config->local_smoothing << 4 | config->has_class_weight << 5 |
+                                   config->want_argmax << 6 | config->want_lse << 7 |
+                                   config->want_sum_p2 << 8 | config->want_mean_logits << 9);
 }
 
 /* A support in host memory is hashed in order, without the tokens that are ignored. */

@@ -22,16 +22,17 @@
  *   s   [n]  sum e^(x-m)
  *   xt  [n]  x_t - m                   only the owner's is read; -inf when x_t is
  *   u   [n]  sum e^(x-m) (x-m)         with want_entropy
- *   d   [n]  sum w (x-m)               with smoothing; -inf when some x is -inf; w: below
- *   arg [n]  i64, global index of m    with want_correct; -1 when there is none
+ *   d   [n]  sum w (x-m)               with smoothing, want_mean_logits; -inf when some x is -inf
+ *   arg [n]  i64, global index of m    with want_correct, want_argmax; -1 when there is none
  *   w   [n]  sum of the shard's w      with class weights and smoothing
  *   wt  [n]  w of the target           with class weights; only the owner's is read
+ *   q   [n]  sum e^2(x-m)              with want_sum_p2
  *
  * each array starting at a multiple of 8 bytes. n is the tokens of the block: T, or those of the
  * call where a single rank needs no gather. An empty or all -inf shard, and an ignored token, has
- * m = -inf and s = u = 0 and is skipped in the merge. Differences to m, never x itself, are stored
- * where a sum of x would do: they keep their digits when logits are large. w is a column's class
- * weight, or 1; where it is 0, x does not matter to d.
+ * m = -inf and s = u = q = 0 and is skipped in the merge. Differences to m, never x itself, are
+ * stored where a sum of x would do: they keep their digits when logits are large. w is a column's
+ * class weight, or 1; where it is 0, x does not matter to d.
  *
  * The stat dtype is f32 for f32, bf16 and f16 logits and f64 for f64 logits. x counts as infinite
  * when it is after rounding to the stat dtype; the argmax compares x after that rounding.
@@ -71,7 +72,7 @@ __host__ __device__
 
 /* Byte offsets of the arrays in a block of some number of tokens; -1: the array is not there. */
 typedef struct colo_logprob_block {
-    int64_t m, s, xt, u, d, arg, w, wt;
+    int64_t m, s, xt, u, d, arg, w, wt, q;
     int64_t bytes; /* of the whole block */
 } colo_logprob_block_t;
 
@@ -90,9 +91,11 @@ struct colo_logprob_out {
     uint8_t *correct;
     int64_t *n_valid, *n_invalid;
     void *weight;
+    int64_t *argmax;
+    void *lse, *sum_p2, *mean_logits;
 };
 struct colo_logprob_upstream {
-    const void *d_logp, *d_entropy, *d_loss;
+    const void *d_logp, *d_entropy, *d_loss, *d_lse;
 };
 
 struct colo_logprob_args {
@@ -165,11 +168,11 @@ typedef struct colo_block_array {
 #define COLO_LOGPROB_ARRAYS                                                                   \
     {COLO_LOGPROB_ARRAY(m), 0}, {COLO_LOGPROB_ARRAY(s), 0}, {COLO_LOGPROB_ARRAY(xt), 0},      \
         {COLO_LOGPROB_ARRAY(u), 0}, {COLO_LOGPROB_ARRAY(d), 0}, {COLO_LOGPROB_ARRAY(arg), 8}, \
-        {COLO_LOGPROB_ARRAY(w), 0},                                                           \
+        {COLO_LOGPROB_ARRAY(w), 0}, {COLO_LOGPROB_ARRAY(wt), 0},                              \
     {                                                                                         \
-        COLO_LOGPROB_ARRAY(wt), 0                                                             \
+        COLO_LOGPROB_ARRAY(q), 0                                                              \
     }
-enum { COLO_LOGPROB_NARRAYS = 8 };
+enum { COLO_LOGPROB_NARRAYS = 9 };
 
 /* Lays out the block of @tokens in the args that begin with @args: a header, and the arrays whose
  * bit is set in @wanted; the others get -1. False when it passes 2^63 bytes. */

@@ -17,7 +17,7 @@
 /* A row over the whole vocabulary; m is M, or NaN when the row is. */
 struct colo_logprob_merged {
     /* sums over V, or own, divided by it: of w (x - M), of w; xt is x_t - M */
-    double m, log_sum, h, mean, w, xt;
+    double m, log_sum, h, mean, w, xt, p2;
     int64_t arg;
 };
 
@@ -26,7 +26,7 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
                                                               bool f64, int64_t k, int64_t target)
 {
     const colo_logprob_block_t *b = &args->block;
-    struct colo_logprob_merged g = {-COLO_STAT_INF, 0, 0, 0, 1, -COLO_STAT_INF, INT64_MAX};
+    struct colo_logprob_merged g = {-COLO_STAT_INF, 0, 0, 0, 1, -COLO_STAT_INF, 0, INT64_MAX};
     for (int32_t r = 0; r < args->ranks; r++) {
         const unsigned char *block = args->blocks + r * b->bytes;
         g.m = colo_logprob_alike((const colo_logprob_header_t *)block, &args->header)
@@ -34,11 +34,11 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
                   : COLO_STAT_NAN;
     }
     if (!(g.m > -COLO_STAT_INF)) {
-        g.m = g.log_sum = g.h = g.mean = g.w = g.xt = COLO_STAT_NAN;
+        g.m = g.log_sum = g.h = g.mean = g.w = g.xt = g.p2 = COLO_STAT_NAN;
         g.arg = -1;
         return g;
     }
-    double sum = 0, u = 0, d = 0, w = 0;
+    double sum = 0, u = 0, d = 0, w = 0, q = 0;
     for (int32_t r = 0; r < args->ranks; r++) {
         const unsigned char *block = args->blocks + r * b->bytes;
         const colo_logprob_header_t *header = (const colo_logprob_header_t *)block;
@@ -56,6 +56,8 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
         sum += c * s;
         if (b->u >= 0 && c > 0)
             u += c * (colo_stat_get(block + b->u, f64, k) + down * s);
+        if (b->q >= 0)
+            q += c * c * colo_stat_get(block + b->q, f64, k);
         if (own_d)
             d += colo_stat_get(block + b->d, f64, k) + its * down;
         if (target < 0 ? xt > g.xt : target >= start && target - start < columns)
@@ -69,6 +71,8 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
     g.h = b->u >= 0 ? colo_stat_at_least_0(g.log_sum - u / sum) : 0;
     g.mean = d / (double)(args->own ? args->own : args->config.logits.vocab);
     g.w = b->w >= 0 ? w / (double)args->config.logits.vocab : 1;
+    g.p2 = q / (sum * sum);
+    g.p2 = g.p2 > 1 ? 1 : g.p2;
     return g;
 }
 
@@ -100,7 +104,7 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
     const int64_t target = args->targets[token * args->target_stride];
     const bool legal = target >= 0 && target < args->config.logits.vocab,
                counts = target != args->config.ignore_index;
-    struct colo_logprob_merged g = {0, 0, 0, 0, 0, 0, -1};
+    struct colo_logprob_merged g = {0, 0, 0, 0, 0, 0, 0, -1};
     double logp = 0, loss = 0, weight = 0;
     *valid = counts && legal;
     *invalid = counts && !legal;
@@ -135,6 +139,14 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
         args->out.correct[token] = *valid && g.arg == target;
     if (args->out.weight)
         colo_stat_put(args->out.weight, f64, token, weight);
+    if (args->out.argmax)
+        args->out.argmax[token] = g.arg;
+    if (args->out.lse)
+        colo_stat_put(args->out.lse, f64, token, g.m + g.log_sum);
+    if (args->out.sum_p2)
+        colo_stat_put(args->out.sum_p2, f64, token, g.p2);
+    if (args->out.mean_logits)
+        colo_stat_put(args->out.mean_logits, f64, token, g.m + g.mean);
     if (args->saved) {
         args->saved[token] = g.m;
         args->saved[args->tokens + token] = g.log_sum;

@@ -130,9 +130,12 @@ static colo_status_t check_upstream(const colo_logprob_config_t *config,
                  "logprob: d_entropy is given, forward ran with want_entropy false");
     COLO_FAIL_IF(up->d_loss && !config->want_loss, COLO_ERR_ARG,
                  "logprob: d_loss is given, forward ran with want_loss false");
+    COLO_FAIL_IF(up->d_lse && !config->want_lse, COLO_ERR_ARG,
+                 "logprob: d_lse is given, forward ran with want_lse false");
     COLO_TRY(colo_loss_check_array(up->d_logp, "d_logp", dtype, tokens, 0, logits));
     COLO_TRY(colo_loss_check_array(up->d_entropy, "d_entropy", dtype, tokens, 0, logits));
-    return colo_loss_check_array(up->d_loss, "d_loss", dtype, tokens, 0, logits);
+    COLO_TRY(colo_loss_check_array(up->d_loss, "d_loss", dtype, tokens, 0, logits));
+    return colo_loss_check_array(up->d_lse, "d_lse", dtype, tokens, 0, logits);
 }
 
 colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
@@ -161,7 +164,8 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     args.saved = saved->memory;
     args.upstream = (struct colo_logprob_upstream){.d_logp = colo_loss_address(up->d_logp),
                                                    .d_entropy = colo_loss_address(up->d_entropy),
-                                                   .d_loss = colo_loss_address(up->d_loss)};
+                                                   .d_loss = colo_loss_address(up->d_loss),
+                                                   .d_lse = colo_loss_address(up->d_lse)};
     COLO_TRY(call.kernels->logprob_grad(&args, stream));
     saved->valid = !call.in_place;
     return COLO_OK;

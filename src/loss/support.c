@@ -53,6 +53,8 @@ colo_status_t colo_loss_check_support(const colo_support_t *support,
     COLO_FAIL_IF(config->want_loss && config->label_smoothing > 0, COLO_ERR_ARG,
                  "support: label_smoothing is %g, expected 0: it is over the vocabulary",
                  config->label_smoothing);
+    COLO_FAIL_IF(config->want_mean_logits, COLO_ERR_ARG,
+                 "support: want_mean_logits is true, expected false: it is over the vocabulary");
     const int64_t tokens = targets->shape[0];
     COLO_TRY(check_one(support->ids, "support: ids", -1, like));
     COLO_TRY(check_one(support->begin, "support: begin", tokens, like));

@@ -79,6 +79,12 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
                  c->local_smoothing ? "local_smoothing" : "lenient_targets",
                  c->local_smoothing ? "its mean over a rank's columns has no weights"
                                     : "a target that is no token has no weight");
+    COLO_FAIL_IF(
+        c->want_mean_logits &&
+            (c->local_smoothing || (c->has_class_weight && c->want_loss && c->label_smoothing > 0)),
+        COLO_ERR_ARG,
+        "logprob: want_mean_logits with %s, which has a sum of x of its own; switch one off",
+        c->local_smoothing ? "local_smoothing" : "has_class_weight and label_smoothing");
     return COLO_OK;
 }
 
@@ -248,7 +254,11 @@ struct colo_logprob_out colo_logprob_addresses(const colo_logprob_out_t *out)
                                      .correct = colo_loss_address(out->correct),
                                      .n_valid = colo_loss_address(out->n_valid),
                                      .n_invalid = colo_loss_address(out->n_invalid),
-                                     .weight = colo_loss_address(out->weight)};
+                                     .weight = colo_loss_address(out->weight),
+                                     .argmax = colo_loss_address(out->argmax),
+                                     .lse = colo_loss_address(out->lse),
+                                     .sum_p2 = colo_loss_address(out->sum_p2),
+                                     .mean_logits = colo_loss_address(out->mean_logits)};
 }
 
 colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
@@ -261,8 +271,12 @@ colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
         const char *what;
     } all[] = {{out->entropy, config->want_entropy, "entropy"},
                {out->loss, config->want_loss, "loss"},
-               {out->correct, config->want_correct, "correct"}};
-    for (int i = 0; i < 3; i++)
+               {out->correct, config->want_correct, "correct"},
+               {out->argmax, config->want_argmax, "argmax"},
+               {out->lse, config->want_lse, "lse"},
+               {out->sum_p2, config->want_sum_p2, "sum_p2"},
+               {out->mean_logits, config->want_mean_logits, "mean_logits"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         COLO_FAIL_IF(all[i].given && !all[i].wanted, COLO_ERR_ARG,
                      "%s: out.%s is given, config.want_%s is false", name, all[i].what,
                      all[i].what);
@@ -274,6 +288,10 @@ colo_status_t colo_logprob_check_out(const colo_logprob_config_t *config,
     COLO_TRY(colo_loss_check_array(out->correct, "out.correct", COLO_U8, tokens, 0, logits));
     COLO_TRY(colo_loss_check_array(out->n_valid, "out.n_valid", COLO_I64, 1, 0, logits));
     COLO_TRY(colo_loss_check_array(out->n_invalid, "out.n_invalid", COLO_I64, 1, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->argmax, "out.argmax", COLO_I64, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->lse, "out.lse", dtype, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->sum_p2, "out.sum_p2", dtype, tokens, 0, logits));
+    COLO_TRY(colo_loss_check_array(out->mean_logits, "out.mean_logits", dtype, tokens, 0, logits));
     return colo_loss_check_array(out->weight, "out.weight", dtype, tokens, 0, logits);
 }
 
@@ -403,7 +421,11 @@ void colo_logprob_describe(const struct colo_logprob_args *args, colo_fields_t *
                   {"lenient_targets", config->lenient_targets},
                   {"local_smoothing", config->local_smoothing},
                   {"megatron_smoothing", config->megatron_smoothing},
-                  {"has_class_weight", config->has_class_weight}};
+                  {"has_class_weight", config->has_class_weight},
+                  {"want_argmax", config->want_argmax},
+                  {"want_lse", config->want_lse},
+                  {"want_sum_p2", config->want_sum_p2},
+                  {"want_mean_logits", config->want_mean_logits}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         colo_fields_add(fields, numbers[i].name, "%.9g", numbers[i].value);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)

@@ -33,17 +33,19 @@ static void expect(int64_t before, int64_t want)
     assert_int_equal(fake_calls(0) - before, want);
 }
 
-/* Ten pointers: logits, targets, workspace, stats, and six outputs. Backward: logits, their
- * gradient, targets, stats, and three gradients of outputs. */
+/* Fourteen pointers: logits, targets, workspace, stats, and ten outputs. Backward: logits, their
+ * gradient, targets, stats, and four gradients of outputs. */
 T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
 {
     enum { BYTES = 1024 };
-    const colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,
-                                       .want_entropy = true, .want_loss = true,
-                                       .want_correct = true};
+    const colo_logprob_config_t cfg = {
+        COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,    .want_entropy = true,
+        .want_loss = true,        .want_correct = true, .want_argmax = true,
+        .want_lse = true,         .want_sum_p2 = true,  .want_mean_logits = true};
     colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
-    void *p[13];
-    for (int i = 0; i < 13; i++) {
+    enum { POINTERS = 18 };
+    void *p[POINTERS];
+    for (int i = 0; i < POINTERS; i++) {
         p[i] = on_device(NULL, BYTES);
         assert_int_equal(cudaMemset(p[i], 0, BYTES), cudaSuccess);
     }
@@ -53,23 +55,28 @@ T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
                                     .loss = T_GIVEN(tensor(p[2], COLO_F32, T, 0)),
                                     .correct = T_GIVEN(tensor(p[3], COLO_U8, T, 0)),
                                     .n_valid = T_GIVEN(tensor(p[4], COLO_I64, 1, 0)),
-                                    .n_invalid = T_GIVEN(tensor(p[5], COLO_I64, 1, 0))};
+                                    .n_invalid = T_GIVEN(tensor(p[5], COLO_I64, 1, 0)),
+                                    .argmax = T_GIVEN(tensor(p[13], COLO_I64, T, 0)),
+                                    .lse = T_GIVEN(tensor(p[14], COLO_F32, T, 0)),
+                                    .sum_p2 = T_GIVEN(tensor(p[15], COLO_F32, T, 0)),
+                                    .mean_logits = T_GIVEN(tensor(p[16], COLO_F32, T, 0))};
     const colo_logprob_upstream_t d = {COLO_LOGPROB_UPSTREAM_INIT,
                                        .d_logp = T_GIVEN(tensor(p[6], COLO_F32, T, 0)),
                                        .d_entropy = T_GIVEN(tensor(p[7], COLO_F32, T, 0)),
-                                       .d_loss = T_GIVEN(tensor(p[8], COLO_F32, T, 0))};
+                                       .d_loss = T_GIVEN(tensor(p[8], COLO_F32, T, 0)),
+                                       .d_lse = T_GIVEN(tensor(p[17], COLO_F32, T, 0))};
     const colo_tensor_t z = tensor(p[9], COLO_F32, T, V), d_z = tensor(p[10], COLO_F32, T, V),
                         targets = tensor(on_device(p[9], BYTES), COLO_I64, T, 0);
     const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &targets};
     colo_comm_t *self = t_self();
     int64_t before = fake_calls(0);
     assert_ok(colo_logprob_forward(&cfg, &batch, self, &out, &saved, p[11], p[12], NULL));
-    expect(before, 1 + 10 + 2); /* of the device, pointers, launches */
+    expect(before, 1 + 14 + 2); /* of the device, pointers, launches */
     before = fake_calls(0);
     assert_ok(colo_logprob_backward(&saved, &d, &d_z, NULL));
-    expect(before, 1 + 7 + 1);
+    expect(before, 1 + 8 + 1);
     assert_int_equal(cudaFree(targets.data), cudaSuccess);
-    for (int i = 0; i < 13; i++)
+    for (int i = 0; i < POINTERS; i++)
         assert_int_equal(cudaFree(p[i]), cudaSuccess);
 }
 

@@ -18,9 +18,11 @@
  * - entropy: log Sum and U / Sum, the latter at most L with twice the error: e_s (1 + 2L) + u |h|
  * - loss: as logp; the mean of x - m adds at most (V/256 + 64) u R, the z-loss
  *   2 lambda |lse| (e_s + 2 u |m|)
- * - gradient: |factor| (|g_p| + |g_l| (1 + 2 lambda |lse|) + |g_h| (L + R)) times the error of p,
- *   e_s + 16 u + 4 u R, twice with the entropy's share of A; and one rounding to the dtype of the
- *   logits, as in loss_case.c
+ * - lse, mean_logits: as logp, and as the loss's mean; sum_p2: e^2d has twice the error of e^d, and
+ *   is divided by s^2: 4 e_s times its value
+ * - gradient: |factor| (|g_p| + |g_s|, of lse, + |g_l| (1 + 2 lambda |lse|) + |g_h| (L + R)) times
+ * the error of p, e_s + 16 u + 4 u R, twice with the entropy's share of A; and one rounding to the
+ * dtype of the logits, as in loss_case.c
  *
  * Where x is rounded by itself (softcap, factor <= 0, f64), 4 u max|x| more in each difference.
  */
@@ -30,34 +32,39 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
                      int64_t vocab, int64_t target, const double *got, const bool *asked,
                      const double *up, const double *dz, const char *label)
 {
-    static const char *const names[3] = {"logp", "entropy", "loss"};
     ref_logprob_row_t r;
     ref_logprob(o, z, vocab, target, &r);
     const double f = fabs(o->scale / o->temperature), v = (double)vocab, big = 1 + log(v),
                  u = dtype == COLO_F64 ? 0x1p-53 : 0x1p-24, lse = fabs(r.lse),
                  own = o->softcap > 0 || o->scale <= 0 || dtype == COLO_F64 ? 4 * u * r.top : 0,
                  es = (v / 256 + 64 + 4 * big) * u + own, diff = 4 * u * r.range + own;
-    const double want[3] = {r.logp, r.entropy, r.loss};
-    const double tol[3] = {es + diff + u * fabs(want[0]), es * (1 + 2 * big) + u * fabs(want[1]),
-                           es + diff + (v / 256 + 64) * u * r.range + u * fabs(want[2]) +
-                               2 * o->z_loss * lse * (es + 2 * u * r.top)};
-    for (int k = 0; k < 3; k++)
+    const double mean = (v / 256 + 64) * u * r.range;
+    const double want[LOSS_OUTS] = {r.logp,   r.entropy, r.loss, r.ignored ? 0 : r.lse,
+                                    r.sum_p2, r.mean};
+    const double tol[LOSS_OUTS] = {es + diff + u * fabs(want[0]),
+                                   es * (1 + 2 * big) + u * fabs(want[1]),
+                                   es + diff + mean + u * fabs(want[2]) +
+                                       2 * o->z_loss * lse * (es + 2 * u * r.top),
+                                   es + diff + u * fabs(want[3]),
+                                   (4 * es + u) * want[4],
+                                   diff + mean + u * fabs(want[5])};
+    for (int k = 0; k < LOSS_OUTS; k++)
         if (asked[k] && !near(got[k], want[k], tol[k]))
-            fail_msg("%s: %s is %.17g, expected %.17g within %g", label, names[k], got[k], want[k],
-                     tol[k]);
+            fail_msg("%s: %s is %.17g, expected %.17g within %g", label, loss_out_names[k], got[k],
+                     want[k], tol[k]);
     if (!dz)
         return;
-    double g[3], *ref = malloc((size_t)vocab * sizeof *ref);
+    double g[LOSS_UPS], *ref = malloc((size_t)vocab * sizeof *ref);
     COLO_AUTOFREE double *fp =
         malloc((size_t)vocab * sizeof *fp); /* f p, as the gradient of -logp elsewhere */
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < LOSS_UPS; k++)
         g[k] = asked[k] ? up[k] : 0;
-    ref_logprob_grad(o, z, vocab, target, g[0], g[1], g[2], ref);
-    ref_logprob_grad(o, z, vocab, -1, -1, 0, 0, fp);
+    ref_logprob_grad(o, z, vocab, target, g, ref);
+    ref_logprob_grad(o, z, vocab, -1, (double[REF_UPS]){-1}, fp);
     const bool lost = !o->lenient && !r.valid && !r.ignored &&
-                      (up[3] != 0); /* up[3]: is d_logp or d_loss given? */
-    const double size =
-        f * (fabs(g[0]) + fabs(g[2]) * (1 + 2 * o->z_loss * lse) + fabs(g[1]) * (big + r.range));
+                      (up[LOSS_UPS] != 0); /* is d_logp or d_loss given? */
+    const double size = f * (fabs(g[0]) + fabs(g[3]) + fabs(g[2]) * (1 + 2 * o->z_loss * lse) +
+                             fabs(g[1]) * (big + r.range));
     for (int64_t j = 0; j < vocab; j++) {
         double e = lost ? NAN : ref[j], t = 2 * size * (es + 16 * u + diff);
         if (o->softcap == 0 && j != target)
@@ -74,29 +81,30 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
 void gpu_case_compare(const loss_case_t *c, const char *label)
 {
     const ref_logprob_opts_t o = loss_case_opts(c);
-    const bool asked[3] = {true, c->config.want_entropy, c->config.want_loss};
+    bool asked[LOSS_OUTS];
+    loss_wanted(&c->config, asked);
     int64_t valid = 0, invalid = 0;
     for (int64_t t = 0; t < c->tokens; t++) {
         const int64_t target = c->targets[t];
         const bool legal = target >= 0 && target < c->vocab,
                    ignored = target == c->config.ignore_index;
-        double got[3], up[4] = {0};
-        for (int k = 0; k < 3; k++) {
+        double got[LOSS_OUTS], up[LOSS_UPS + 1] = {0};
+        for (int k = 0; k < LOSS_OUTS; k++)
             got[k] = c->out[0][k][t];
+        for (int k = 0; k < LOSS_UPS; k++)
             up[k] = c->no_up[k] ? 0 : c->up[k][t];
-        }
-        up[3] = !c->no_up[0] || (asked[2] && !c->no_up[2]);
+        up[LOSS_UPS] = !c->no_up[0] || (asked[2] && !c->no_up[2]);
         valid += legal && !ignored;
         invalid += !legal && !ignored;
         const char *text = t_text("%s: token %d", label, (int)t);
         gpu_row_compare(&o, c->dtype, c->z + t * c->vocab, c->vocab, target, got, asked, up,
                         c->forward_only ? NULL : c->dz + t * c->vocab, text);
-        if (c->config.want_correct) {
-            ref_logprob_row_t r;
-            ref_logprob(&o, c->z + t * c->vocab, c->vocab, target, &r);
-            if (c->correct[0][t] != r.correct)
-                fail_msg("%s: correct is %d", text, c->correct[0][t]);
-        }
+        ref_logprob_row_t r;
+        ref_logprob(&o, c->z + t * c->vocab, c->vocab, target, &r);
+        if (c->config.want_correct && c->correct[0][t] != r.correct)
+            fail_msg("%s: correct is %d", text, c->correct[0][t]);
+        if (c->config.want_argmax && c->argmax[0][t] != r.best)
+            fail_msg("%s: argmax is %d, expected %d", text, (int)c->argmax[0][t], (int)r.best);
     }
     if (c->n_valid[0] != valid || c->n_invalid[0] != invalid)
         fail_msg("%s: %d valid and %d invalid, expected %d and %d", label, (int)c->n_valid[0],

@@ -21,6 +21,9 @@ static void draw_options(loss_case_t *c, int i)
     k->want_entropy = i & 1;
     k->want_loss = i & 2;
     k->want_correct = i & 4;
+    k->want_lse = t_below(&rng, 2);
+    k->want_sum_p2 = t_below(&rng, 3) == 0;
+    k->want_mean_logits = t_below(&rng, 2);
     if (k->want_loss && t_below(&rng, 2)) {
         k->label_smoothing = t_below(&rng, 4) ? 0.1 + 0.3 * t_uniform(&rng) : 1;
         k->megatron_smoothing = t_below(&rng, 2);
@@ -33,8 +36,9 @@ static void draw_options(loss_case_t *c, int i)
         k->logits.scale = t_below(&rng, 3) ? 0.25 : -0.5;
     if (t_below(&rng, 3) == 0)
         k->logits.softcap = 20;
-    for (int u = 0; u < 3; u++)
+    for (int u = 0; u < LOSS_UPS; u++)
         c->no_up[u] = t_below(&rng, 5) == 0;
+    k->want_argmax = k->logits.softcap == 0 && t_below(&rng, 2); /* a cap makes ties */
     k->lenient_targets = t_below(&rng, 3) == 0;
     c->in_place = t_below(&rng, 3) == 0;
     c->row_gap = t_below(&rng, 2) ? 0 : t_below(&rng, 9);
@@ -129,8 +133,10 @@ T_CASE(of_equal_maxima_the_first_is_the_argmax)
         T_ENDS(loss_case_free) loss_case_t c;
         int64_t vocab = widths[i % 5];
         uint8_t want[16];
+        int64_t best[16];
         loss_case_init(&c, 1, 16, vocab, floats[i / 5 % 4], 1, &rng);
-        c.config.want_correct = true;
+        c.config.want_correct = c.config.want_argmax = true;
+        c.config.want_sum_p2 = i % 3 == 0;
         c.row_gap = t_below(&rng, 4);
         c.shift[0] = t_below(&rng, 9);
         for (int t = 0; t < 16; t++) {
@@ -142,12 +148,14 @@ T_CASE(of_equal_maxima_the_first_is_the_argmax)
             }
             c.targets[t] = t % 2 ? first : j;
             want[t] = c.targets[t] == first;
+            best[t] = first;
         }
         assert_ok(loss_case_run(&c));
         for (int t = 0; t < 16; t++)
-            if (c.correct[0][t] != want[t])
-                fail_msg("%s, V %d, shift %d, token %d: correct is %d", colo_dtype_name(c.dtype),
-                         (int)vocab, (int)c.shift[0], t, c.correct[0][t]);
+            if (c.correct[0][t] != want[t] || c.argmax[0][t] != best[t])
+                fail_msg("%s, V %d, shift %d, token %d: correct is %d, argmax %d, expected %d",
+                         colo_dtype_name(c.dtype), (int)vocab, (int)c.shift[0], t, c.correct[0][t],
+                         (int)c.argmax[0][t], (int)best[t]);
     }
 }
 
@@ -160,7 +168,8 @@ T_CASE(a_nan_is_not_forgotten_when_larger_logits_follow)
         int64_t vocab = widths[i % 4];
         loss_case_init(&c, 1, 2, vocab, floats[i / 4 % 4], 1, &rng);
         c.shift[0] = i / 16 * 3;
-        c.config.want_correct = true;
+        c.config.want_correct = c.config.want_argmax = c.config.want_lse = true;
+        c.config.want_sum_p2 = c.config.want_mean_logits = i % 2;
         for (int64_t t = 0; t < 2; t++) {
             for (int64_t j = 0; j < vocab; j++)
                 c.z[t * vocab + j] = loss_round(c.dtype, (double)(8 * j / vocab));
@@ -170,8 +179,12 @@ T_CASE(a_nan_is_not_forgotten_when_larger_logits_follow)
         }
         assert_ok(loss_case_run(&c));
         for (int64_t t = 0; t < 2; t++) {
-            assert_true(isnan(c.out[0][0][t]));
+            bool wanted[LOSS_OUTS];
+            loss_wanted(&c.config, wanted);
+            for (int k = 0; k < LOSS_OUTS; k++)
+                assert_true(!wanted[k] || isnan(c.out[0][k][t]));
             assert_int_equal(c.correct[0][t], 0);
+            assert_int_equal(c.argmax[0][t], -1);
         }
         assert_true(all_of(IS_NAN, c.dz, 2 * vocab));
     }
@@ -246,16 +259,19 @@ T_CASE(special_values_come_out_as_on_the_host)
         assert_int_equal(c.n_valid[0], h.n_valid[0]);
         assert_int_equal(c.n_invalid[0], h.n_invalid[0]);
         for (int t = 0; t < 12; t++) {
-            static const char *const names[] = {"logp", "entropy", "loss"};
-            const bool asked[] = {true, c.config.want_entropy, c.config.want_loss};
-            for (int k = 0; k < 3; k++)
+            bool asked[LOSS_OUTS];
+            loss_wanted(&c.config, asked);
+            for (int k = 0; k < LOSS_OUTS; k++)
                 if (asked[k]) /* of ordinary size, or a hair of something huge */
                     like(c.out[0][k][t], h.out[0][k][t], 1e-3 + 1e-5 * fabs(h.out[0][k][t]), label,
-                         names[k], &c, t, 0);
+                         loss_out_names[k], &c, t, 0);
             /* where softcap saturates, the last bit of tanh makes ties */
             if (c.config.want_correct && !c.config.logits.softcap &&
                 c.correct[0][t] != h.correct[0][t])
                 fail_msg("%s: token %d: correct is %d", label, t, c.correct[0][t]);
+            if (c.config.want_argmax && c.argmax[0][t] != h.argmax[0][t])
+                fail_msg("%s: token %d: argmax is %d, the host's is %d", label, t,
+                         (int)c.argmax[0][t], (int)h.argmax[0][t]);
             for (int64_t j = 0; j < vocab; j++) {
                 double want = h.dz[t * vocab + j],
                        tol = 1e-3 * (1 + 100 * (c.config.logits.scale > 1));
@@ -331,10 +347,11 @@ static void check_big_row(const unsigned char *z, const unsigned char *dz, const
                           int64_t t, int64_t vocab, int64_t target)
 {
     const ref_logprob_opts_t o = {.temperature = 1, .scale = 1, .ignore_index = -100};
-    const bool asked[3] = {true, false, false};
-    const double up[4] = {1, 0, 0, 1};
+    const bool asked[LOSS_OUTS] = {true};
+    const double up[LOSS_UPS + 1] = {1, [LOSS_UPS] = 1};
     COLO_AUTOFREE uint16_t *raw = malloc((size_t)vocab * 2);
-    double *row = malloc((size_t)vocab * 8), *grad = malloc((size_t)vocab * 8), got[3] = {0};
+    double *row = malloc((size_t)vocab * 8), *grad = malloc((size_t)vocab * 8),
+           got[LOSS_OUTS] = {0};
     float one;
     gpu_get(raw, z, (size_t)vocab * 2);
     for (int64_t j = 0; j < vocab; j++)

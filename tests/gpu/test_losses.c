@@ -117,7 +117,7 @@ static void topk_check(const topks_t *m, int64_t t, int64_t vocab, int64_t k)
     const double tol = check_picks(m, z, vocab, t, k, 256, want, "long vocabulary");
     for (int64_t i = 0; i < k; i++)
         sum += (double)(i + 1) / 64;
-    ref_logprob_grad(&o, z, vocab, -1, -sum, 0, 0, one); /* +sum p in every column */
+    ref_logprob_grad(&o, z, vocab, -1, (double[REF_UPS]){-sum}, one); /* +sum p in every column */
     for (int64_t j = 0; j < vocab; j++)
         one[j] = -one[j];
     for (int64_t i = 0; i < k; i++)

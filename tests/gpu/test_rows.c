@@ -132,12 +132,18 @@ T_CASE(values_go_to_rows_and_back)
         COLO_AUTOFREE uint8_t *ones = memset(malloc((size_t)rows), 1, (size_t)rows);
         struct colo_linear_rows r[2];
         pack(r, tokens, rows, 1, i == 5 ? 1 : 0.3, 0.1);
-        int from[2], row[3], back[2], n[2];
+        int from[2], row[4], back[2], n[2];
+        COLO_AUTOFREE int64_t *ids = malloc((size_t)rows * sizeof *ids);
+        for (int64_t k = 0; k < rows; k++)
+            ids[k] = 7 * k;
         const int correct = array(COLO_U8, rows, ones, false),
-                  spread = array(COLO_U8, tokens, NULL, false);
-        for (int k = 0; k < 3; k++) {
+                  spread = array(COLO_U8, tokens, NULL, false),
+                  argmax = array(COLO_I64, rows, ids, false),
+                  found = array(COLO_I64, tokens, NULL, false),
+                  lse = array(dtype, tokens, NULL, false);
+        for (int k = 0; k < 4; k++) {
             row[k] = array(dtype, rows, NULL, false);
-            if (k == 2)
+            if (k > 1)
                 continue;
             from[k] = array(dtype, tokens, NULL, true);
             back[k] = array(dtype, tokens, NULL, false);
@@ -147,19 +153,24 @@ T_CASE(values_go_to_rows_and_back)
             struct colo_linear_upstream_rows u = {
                 .rows = &r[s],
                 .dtype = dtype,
-                .from = {on(s, from[0], 0), NULL, on(s, from[1], 0)},
-                .factor = {2, -0.5, 3},
-                .to = {on(s, row[0], 0), on(s, row[1], 0), i % 4 ? on(s, row[2], 0) : NULL},
+                .from = {on(s, from[0], 0), NULL, on(s, from[1], 0), on(s, from[0], 0)},
+                .factor = {2, -0.5, 3, 0.75},
+                .to = {on(s, row[0], 0), on(s, row[1], 0), i % 4 ? on(s, row[2], 0) : NULL,
+                       on(s, row[3], 0)},
                 .mean = mean};
             assert_ok(of[s]->rows_upstream(&u, NULL));
             struct colo_linear_scatter scatter = {.rows = &r[s],
                                                   .dtype = dtype,
                                                   .from = {.logp = on(s, row[0], 0),
                                                            .entropy = on(s, row[1], 0),
-                                                           .correct = on(s, correct, 0)},
+                                                           .correct = on(s, correct, 0),
+                                                           .argmax = on(s, argmax, 0),
+                                                           .lse = on(s, row[3], 0)},
                                                   .to = {.logp = on(s, back[0], 0),
                                                          .entropy = on(s, back[1], 0),
                                                          .correct = on(s, spread, 0),
+                                                         .argmax = on(s, found, 0),
+                                                         .lse = on(s, lse, 0),
                                                          .n_valid = on(s, n[0], 0),
                                                          .n_invalid = on(s, n[1], 0)}};
             assert_ok(of[s]->rows_scatter(&scatter, NULL));

@@ -36,14 +36,14 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
                          .dtype = dtype,
                          .max_valid = -1,
                          .arrays = true,
-                         .factor = {1, 1, 1}};
+                         .factor = {1, 1, 1, 1}};
     c->config =
         (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
     c->config.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    c->bytes = (size_t)(2 * vh + 3 * v + narrow + replicas * (th + 4 * t) +
-                        world * (th + 5 * t + narrow)) *
+    c->bytes = (size_t)(2 * vh + 3 * v + narrow + replicas * (th + (1 + LOSS_UPS) * t) +
+                        world * (th + (3 + LOSS_OUTS) * t + narrow)) *
                sizeof(double);
     double *next = c->memory = calloc(c->bytes, 1);
     c->w = draw(&next, vocab * hidden, dtype, rng);
@@ -58,12 +58,13 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
         c->targets[d] = (int64_t *)take(&next, tokens);
         for (int64_t i = 0; i < tokens; i++)
             c->targets[d][i] = t_below(rng, vocab);
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < LOSS_UPS; k++)
             c->up[d][k] = draw(&next, tokens, COLO_F32, rng);
     }
     for (int r = 0; r < world; r++) {
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < LOSS_OUTS; k++)
             c->out[r][k] = take(&next, tokens);
+        c->argmax[r] = (int64_t *)take(&next, tokens);
         c->weight[r] = take(&next, tokens);
         c->correct[r] = (uint8_t *)take(&next, tokens);
         c->d_h[r] = take(&next, tokens * hidden);
@@ -166,9 +167,10 @@ typedef struct rank {
     colo_comm_t *tp, *dp;
     colo_lm_head_t *head;
     colo_linear_logprob_t *linear;
-    memory_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], half, out[3];
-    colo_tensor_t d_up[4];                    /* views of up and half */
-    memory_t targets, correct, counts, lists; /* begin, end, ids */
+    memory_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[LOSS_UPS], half,
+        out[LOSS_OUTS];
+    colo_tensor_t d_up[LOSS_UPS + 1];                 /* views of up and half */
+    memory_t targets, correct, argmax, counts, lists; /* begin, end, ids */
     memory_t class_weight, out_weight, lora_a, lora_b, d_lora_a, d_lora_b;
     int64_t first, rows; /* of the head's columns here */
 } rank_t;
@@ -241,6 +243,7 @@ static void make_memory(rank_t *k)
     memcpy(k->targets.data, c->targets[k->d], k->targets.bytes);
     memory_send(&k->targets);
     k->correct = memory_of((size_t)T);
+    k->argmax = memory_of((size_t)T * sizeof(int64_t));
     k->counts = memory_of(2 * sizeof(int64_t));
     k->d_h = memory_of((size_t)(T * H) * colo_dtype_size(c->dtype));
     k->d_w = memory_of((size_t)(k->rows * H) * colo_dtype_size(dw));
@@ -263,10 +266,10 @@ static void make_memory(rank_t *k)
     k->d_lora_a = memory_of((size_t)(R * H) * colo_dtype_size(stat));
     k->d_lora_b = memory_of((size_t)(columns * R) * colo_dtype_size(stat));
     k->half = memory_from(stat, (double[]){0.5}, 1);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < LOSS_UPS; i++)
         k->up[i] = memory_from(stat, c->up[k->d][i], T);
+    for (int i = 0; i < LOSS_OUTS; i++)
         k->out[i] = memory_of((size_t)T * colo_dtype_size(stat));
-    }
 }
 
 /* Lists of a case's support, with the target or not, in @m. */
@@ -310,7 +313,7 @@ static const double EARLY = 0.25;
 static colo_linear_logprob_upstream_t upstream_of(rank_t *k)
 {
     const linear_case_t *c = k->c;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < LOSS_UPS; i++)
         k->d_up[i] = view(&k->up[i], sums_of(c), 1, &c->tokens);
     const colo_logprob_config_t *p = &c->config.logprob;
     return (colo_linear_logprob_upstream_t){
@@ -322,6 +325,8 @@ static colo_linear_logprob_upstream_t upstream_of(rank_t *k)
         .d_entropy = c->arrays ? &k->d_up[1] : NULL,
         .d_loss = c->arrays ? &k->d_up[2] : NULL,
         .mean = c->mean,
+        .lse = p->want_lse ? c->factor[3] : 0,
+        .d_lse = c->arrays ? &k->d_up[3] : NULL,
     };
 }
 
@@ -337,11 +342,11 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
                                   const colo_linear_logprob_grads_t *grads)
 {
     linear_case_t *c = k->c;
-    k->d_up[3] = view(&k->half, sums_of(c), 1, &(int64_t){1});
+    k->d_up[LOSS_UPS] = view(&k->half, sums_of(c), 1, &(int64_t){1});
     const colo_linear_logprob_upstream_t up =
         c->config.mode == COLO_LINEAR_LOGPROB_EARLY
             ? (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT,
-                                               .loss = EARLY / 0.5, .d_loss = &k->d_up[3]}
+                                               .loss = EARLY / 0.5, .d_loss = &k->d_up[LOSS_UPS]}
             : upstream_of(k);
     wait_for_device();
     memory_fetch(&k->kept);
@@ -424,6 +429,10 @@ static colo_status_t run_passes(rank_t *k)
         .n_valid = WHERE_ARRAY(counts, COLO_I64, 1),
         .n_invalid = WHERE_ARRAY(counts + 1, COLO_I64, 1),
         .weight = p->has_class_weight ? WHERE_ARRAY(memory_at(&k->out_weight), stat, T) : NULL,
+        .argmax = p->want_argmax ? WHERE_ARRAY(memory_at(&k->argmax), COLO_I64, T) : NULL,
+        .lse = p->want_lse ? WHERE_ARRAY(memory_at(&k->out[3]), stat, T) : NULL,
+        .sum_p2 = p->want_sum_p2 ? WHERE_ARRAY(memory_at(&k->out[4]), stat, T) : NULL,
+        .mean_logits = p->want_mean_logits ? WHERE_ARRAY(memory_at(&k->out[5]), stat, T) : NULL,
     };
     colo_linear_logprob_saved_t saved = {COLO_LINEAR_LOGPROB_SAVED_INIT,
                                          .d_weight =
@@ -451,6 +460,7 @@ static colo_status_t run_passes(rank_t *k)
             up.logp /= EARLY;
             up.entropy /= EARLY;
             up.loss /= EARLY;
+            up.lse /= EARLY;
             rank_try(keeps && c->config.mode == COLO_LINEAR_LOGPROB_EARLY
                          ? colo_linear_logprob_early(k->linear, &batch, &up, &out, &saved, kept,
                                                      work, where_stream())
@@ -486,16 +496,19 @@ static void collect(rank_t *k)
     const memory_t *all[] = {&k->weight,     &k->bias,   &k->gathered, &k->hidden,   &k->work,
                              &k->kept,       &k->d_h,    &k->d_w,      &k->d_b,      &k->out[0],
                              &k->out[1],     &k->out[2], &k->targets,  &k->correct,  &k->counts,
-                             &k->out_weight, &k->lora_a, &k->lora_b,   &k->d_lora_a, &k->d_lora_b};
+                             &k->out_weight, &k->lora_a, &k->lora_b,   &k->d_lora_a, &k->d_lora_b,
+                             &k->out[3],     &k->out[4], &k->out[5],   &k->argmax};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         memory_fetch(all[i]);
         c->spilled[k->world] |= all[i]->block && memory_spilled(all[i]);
     }
     if (c->config.logprob.want_correct)
         memcpy(c->correct[k->world], k->correct.data, (size_t)c->tokens);
+    if (c->config.logprob.want_argmax)
+        memcpy(c->argmax[k->world], k->argmax.data, (size_t)c->tokens * sizeof(int64_t));
     c->n_valid[k->world] = ((const int64_t *)k->counts.data)[0];
     c->n_invalid[k->world] = ((const int64_t *)k->counts.data)[1];
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < LOSS_OUTS; i++)
         for (int64_t t = 0; t < c->tokens; t++)
             c->out[k->world][i][t] = loss_load(sums_of(c), k->out[i].data, t);
     for (int64_t t = 0; t < c->tokens; t++)
@@ -572,7 +585,8 @@ static void rank_free(rank_t *k, const colo_comm_t *world)
                        &k->up[1],        &k->up[2],      &k->half,     &k->out[0], &k->out[1],
                        &k->out[2],       &k->targets,    &k->correct,  &k->counts, &k->lists,
                        &k->class_weight, &k->out_weight, &k->lora_a,   &k->lora_b, &k->d_lora_a,
-                       &k->d_lora_b};
+                       &k->d_lora_b,     &k->argmax,     &k->up[3],    &k->out[3], &k->out[4],
+                       &k->out[5]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         memory_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);

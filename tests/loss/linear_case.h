@@ -18,7 +18,7 @@ enum { /* besides WITH_* */
        LINEAR_SHARDED = 1024,
        LINEAR_MEAN = 2048,
        LINEAR_LORA = 8192,
-       LINEAR_OPTIONS = 14,
+       LINEAR_OPTIONS = 16,
        LINEAR_RANK = 3 /* of a LoRA */
 };
 
@@ -35,7 +35,7 @@ typedef struct linear_case {
     int64_t start[LOSS_RANKS], columns[LOSS_RANKS];
     int64_t max_valid;              /* of every replica, */
     int64_t most_valid[LOSS_RANKS]; /* but of those where this is > 0 */
-    double factor[3];               /* of colo_linear_logprob_upstream_t */
+    double factor[LOSS_UPS];        /* of colo_linear_logprob_upstream_t */
     bool arrays, mean;
     double prefill; /* what d_weight and d_bias hold before */
 
@@ -45,13 +45,14 @@ typedef struct linear_case {
     double *w, *b;           /* [V, H], [V] */
     double *lora_a, *lora_b; /* [LINEAR_RANK, H], [V, LINEAR_RANK]; of LINEAR_LORA */
     double lora_scale;
-    double *class_weight;         /* as in loss_case.h */
-    int64_t *targets[LOSS_RANKS]; /* [T] of each replica */
-    uint8_t *support;             /* [T, V] of all replicas: is an id in the list? NULL: all */
-    double *up[LOSS_RANKS][3];    /* [T] of each replica */
+    double *class_weight;             /* as in loss_case.h */
+    int64_t *targets[LOSS_RANKS];     /* [T] of each replica */
+    uint8_t *support;                 /* [T, V] of all replicas: is an id in the list? NULL: all */
+    double *up[LOSS_RANKS][LOSS_UPS]; /* [T] of each replica */
 
     /* results, by world rank */
-    double *out[LOSS_RANKS][3], *weight[LOSS_RANKS];
+    double *out[LOSS_RANKS][LOSS_OUTS], *weight[LOSS_RANKS];
+    int64_t *argmax[LOSS_RANKS];
     uint8_t *correct[LOSS_RANKS];
     int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
     double *d_h[LOSS_RANKS]; /* [T, H] as that rank has it; after a reduce-scatter [T/W, H] */
@@ -64,7 +65,8 @@ typedef struct linear_case {
     colo_comm_stats_t head_forward[LOSS_RANKS], head_all[LOSS_RANKS];
 } linear_case_t;
 
-/* Allocates; draws everything; upstream: arrays on logp, entropy and loss where they are wanted. */
+/* Allocates; draws everything; upstream: arrays on logp, entropy, loss and lse where they are
+ * wanted. */
 void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t tokens,
                       int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng);
 void linear_case_free(linear_case_t *c);

@@ -8,7 +8,8 @@
  * is off by at most
  *     e = n(H) A + (rounding of z to the logits dtype),  A = max over t, v of sum_k |h w| + |b|.
  * From there loss_case.c's terms, plus what e does: with f = |scale / tau|, D = 1 + log V + range,
- *     logp, loss: 2 f e (1 + 2 lambda |lse| + 2 lambda f e),   entropy: 2 f e D.
+ *     logp, loss: 2 f e (1 + 2 lambda |lse| + 2 lambda f e),   entropy: 2 f e D,
+ *     lse, mean_logits: f e, for which logp's stands,  sum_p2: 4 f e times its value.
  * With class weights 5 u stands for 4 u, and the largest weight multiplies what is the loss's.
  * d_z_v is made of p_v times coefficients, plus a constant at the target. What p_v multiplies sums
  * to at most 2 |g_p| + |g_h| (2 |log p_v + h| + 2 + 2 h) + |g_l| (2 + 2 lambda (1 + 2 |lse|)) over
@@ -25,10 +26,11 @@
  * head's dtype) L + (rounding to the logits dtype) L, and with l = |s| sum_r |B A| of a column, |w|
  * + l stands for |w| and d_h adds sum_v |d_z| ((n(V) + n(R) + 2 roundings) l + 1 rounding (|w| +
  * l)), and fp16's 2^-25 for each d_u. d_A is a sum over tokens of d_u h, d_B one of d_z u, each
- * with the errors of its factors: those of d_z, n(V) or n(H), and one rounding. Whether a
- * prediction is correct is compared exactly, unless the target's logit and the largest other one
- * are within 2 e of each other, or within 8 u once they are scaled and capped. More such tokens
- * than a tenth and one fail the case: it would say nothing.
+ * with the errors of its factors: those of d_z, n(V) or n(H), and one rounding. Upstream gradients
+ * of lse count as those of logp, but for the target. Whether a prediction is correct, and which it
+ * is, is compared exactly, unless the target's logit and the largest other one (of argmax: the two
+ * largest ones) are within 2 e of each other, or within 8 u once they are scaled and capped. More
+ * such tokens than a tenth and one fail the case: it would say nothing.
  */
 #include "loss/linear_case.h"
 
@@ -54,7 +56,8 @@ static double tiny(colo_dtype_t dtype)
 
 static double upstream_at(const linear_case_t *c, int d, int k, int64_t t, int64_t valid)
 {
-    const bool asked[3] = {true, c->config.logprob.want_entropy, c->config.logprob.want_loss};
+    bool asked[LOSS_OUTS];
+    loss_wanted(&c->config.logprob, asked);
     double g = asked[k] ? c->factor[k] * (c->arrays ? c->up[d][k][t] : 1) : 0;
     return c->mean ? valid ? g / (double)valid : 0 : g;
 }
@@ -87,7 +90,7 @@ static double *whole_weight(const linear_case_t *c)
 }
 
 /* @w: whole_weight() */
-static ref_linear_t ref_of(const linear_case_t *c, int d, const double *w, double *g[3],
+static ref_linear_t ref_of(const linear_case_t *c, int d, const double *w, double *g[LOSS_UPS],
                            int64_t *valid)
 {
     loss_case_t like = {.config = c->config.logprob, .class_weight = c->class_weight};
@@ -95,7 +98,7 @@ static ref_linear_t ref_of(const linear_case_t *c, int d, const double *w, doubl
     for (int64_t t = 0; t < c->tokens; t++)
         *valid += c->targets[d][t] >= 0 && c->targets[d][t] < c->vocab &&
                   c->targets[d][t] != c->config.logprob.ignore_index;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < LOSS_UPS; k++) {
         g[k] = calloc((size_t)c->tokens + 1, sizeof(double));
         for (int64_t t = 0; t < c->tokens; t++)
             g[k][t] = upstream_at(c, d, k, t, *valid);
@@ -110,7 +113,8 @@ static ref_linear_t ref_of(const linear_case_t *c, int d, const double *w, doubl
                           .targets = c->targets[d],
                           .support = c->support,
                           .g = {c->factor[0] != 0 ? g[0] : NULL, g[1],
-                                c->config.logprob.want_loss && c->factor[2] != 0 ? g[2] : NULL}};
+                                c->config.logprob.want_loss && c->factor[2] != 0 ? g[2] : NULL,
+                                c->config.logprob.want_lse ? g[3] : NULL}};
 }
 
 static double steps_of(const linear_case_t *c, int64_t terms)
@@ -149,7 +153,7 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
     s.lambda = in->opts.z_loss;
     s.terms = in->opts.class_weight ? 5 : 4;
     s.heavy = loss_heaviest(in->opts.class_weight, V);
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < LOSS_UPS; k++)
         for (int64_t t = 0; t < c->tokens && in->g[k]; t++)
             largest = fabs(in->g[k][t]) > largest ? fabs(in->g[k][t]) : largest;
     s.tiny = tiny(c->dtype) * largest * s.f / 64;
@@ -162,7 +166,7 @@ static double scaled(const ref_linear_t *in, double z)
     return (cap > 0 ? cap * tanh(y / cap) : y) / in->opts.temperature;
 }
 
-/* Do errors of the logits @z of one token decide whether the largest is the target's? */
+/* Do errors of the logits @z of one token decide whether the largest is that of @target? */
 static bool is_close_call(const linear_case_t *c, const ref_linear_t *in, const double *z,
                           int64_t target, const struct scale *s)
 {
@@ -177,11 +181,15 @@ static bool is_close_call(const linear_case_t *c, const ref_linear_t *in, const 
 }
 
 static void compare_outputs(const linear_case_t *c, const char *label, int d, int64_t t,
-                            const ref_logprob_row_t *ref, bool close, const struct scale *s)
+                            const ref_logprob_row_t *ref, bool close, bool tie,
+                            const struct scale *s)
 {
-    static const char *const names[3] = {"logp", "entropy", "loss"};
-    const double want[3] = {ref->logp, ref->entropy, ref->loss}, lse = fabs(ref->lse);
-    const bool asked[3] = {true, c->config.logprob.want_entropy, c->config.logprob.want_loss};
+    const double want[LOSS_OUTS] = {ref->logp,   ref->entropy,
+                                    ref->loss,   ref->ignored ? 0 : ref->lse,
+                                    ref->sum_p2, ref->mean},
+                 lse = fabs(ref->lse);
+    bool asked[LOSS_OUTS];
+    loss_wanted(&c->config.logprob, asked);
     double D = 1 + log((double)c->vocab) + ref->range, u = s->u;
     if (c->dtype == COLO_F64) {
         u *= (double)c->vocab + 16;
@@ -189,19 +197,21 @@ static void compare_outputs(const linear_case_t *c, const char *label, int d, in
     }
     for (int r = 0; r < c->ranks; r++) {
         int index = r + c->ranks * d, first = c->ranks * d;
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < LOSS_OUTS; k++) {
             double tol = s->terms * u * (D + s->lambda * lse * (lse + D));
             tol += k == 1 ? 2 * s->f * s->e * D
                           : 2 * s->f * s->e * (1 + 2 * s->lambda * (lse + s->f * s->e));
             tol = tol * (k == 2 ? s->heavy : 1) + u * fabs(want[k]);
+            if (k == 4)
+                tol = (2 * s->terms * u * D + 4 * s->f * s->e + u) * want[k];
             if (ref->ignored)
                 tol = 0;
             if (asked[k] && !near(c->out[index][k][t], want[k], tol))
                 fail_msg("%s: rank %d, token %d: %s is %.17g, expected %.17g within %g", label,
-                         index, (int)t, names[k], c->out[index][k][t], want[k], tol);
+                         index, (int)t, loss_out_names[k], c->out[index][k][t], want[k], tol);
             if (asked[k] && memcmp(&c->out[index][k][t], &c->out[first][k][t], sizeof(double)))
                 fail_msg("%s: ranks %d and %d differ in %s of token %d", label, first, index,
-                         names[k], (int)t);
+                         loss_out_names[k], (int)t);
         }
         if (c->config.logprob.has_class_weight && c->weight[index][t] != ref->weight)
             fail_msg("%s: rank %d, token %d: weight is %.9g, expected %.9g", label, index, (int)t,
@@ -209,6 +219,9 @@ static void compare_outputs(const linear_case_t *c, const char *label, int d, in
         if (c->config.logprob.want_correct && !close && c->correct[index][t] != ref->correct)
             fail_msg("%s: rank %d, token %d: correct is %d", label, index, (int)t,
                      c->correct[index][t]);
+        if (c->config.logprob.want_argmax && !tie && c->argmax[index][t] != ref->best)
+            fail_msg("%s: rank %d, token %d: argmax is %d, expected %d", label, index, (int)t,
+                     (int)c->argmax[index][t], (int)ref->best);
     }
 }
 
@@ -218,17 +231,17 @@ static double slack_of(const linear_case_t *c, const ref_linear_t *in,
 {
     const ref_logprob_row_t *row = &ref->rows[t];
     const double h = row->entropy, lse = fabs(row->lse), dz = fabs(ref->dz[t * c->vocab + v]);
-    const double gp = in->g[0] ? fabs(in->g[0][t]) : 0, gh = fabs(in->g[1][t]),
-                 gl = in->g[2] ? s->heavy * fabs(in->g[2][t]) : 0;
+    const double gp = in->g[0] ? fabs(in->g[0][t]) : 0, gs = in->g[3] ? fabs(in->g[3][t]) : 0,
+                 gh = fabs(in->g[1][t]), gl = in->g[2] ? s->heavy * fabs(in->g[2][t]) : 0;
     double D = 1 + log((double)c->vocab) + row->range, u = s->u;
     if (c->dtype == COLO_F64) {
         u *= (double)c->vocab + 16;
         D += 4 * row->top;
     }
     const double lp = scaled(in, ref->z[t * c->vocab + v]) - row->lse, p = exp(lp);
-    double moves =
-        2 * gp + gh * (2 * fabs(lp + h) + 2 + 2 * h) + gl * (2 + 2 * s->lambda * (1 + 2 * lse));
-    double G = gp + gh * D + gl * (1 + 2 * s->lambda * lse);
+    double moves = 2 * (gp + gs) + gh * (2 * fabs(lp + h) + 2 + 2 * h) +
+                   gl * (2 + 2 * s->lambda * (1 + 2 * lse));
+    double G = gp + gs + gh * D + gl * (1 + 2 * s->lambda * lse);
     double constant = v == in->targets[t] ? gp + gl : 0;
     return s->f * s->f * s->e * p * moves + (s->cap > 0 ? 2 * s->f * s->e / s->cap * dz : 0) +
            s->terms * u * (s->f * (p * G * D + constant) + dz);
@@ -371,7 +384,7 @@ void linear_case_compare(const linear_case_t *c, const char *label)
     COLO_AUTOFREE double *whole = whole_weight(c);
     for (int d = 0; d < c->replicas; d++) {
         int64_t valid, invalid = 0, closes = 0;
-        double *g[3];
+        double *g[LOSS_UPS];
         ref_linear_t in = ref_of(c, d, whole, g, &valid);
         ref_linear_result_t ref;
         ref_linear_alloc(&in, &ref);
@@ -379,13 +392,16 @@ void linear_case_compare(const linear_case_t *c, const char *label)
         struct scale s = scale_of(c, &in, &ref);
         for (int64_t t = 0; t < c->tokens; t++) {
             invalid += !ref.rows[t].valid && !ref.rows[t].ignored;
-            const bool close = is_close_call(c, &in, &ref.z[t * c->vocab], in.targets[t], &s);
-            closes += close;
-            compare_outputs(c, label, d, t, &ref.rows[t], close, &s);
+            const double *z = &ref.z[t * c->vocab];
+            const bool close = is_close_call(c, &in, z, in.targets[t], &s),
+                       tie = is_close_call(c, &in, z, ref.rows[t].best, &s);
+            closes += close || (tie && c->config.logprob.want_argmax);
+            compare_outputs(c, label, d, t, &ref.rows[t], close, tie, &s);
             if (!c->config.frozen_hidden && !c->no_saved)
                 compare_d_hidden(c, label, d, t, &in, &ref, &s);
         }
-        if (c->config.logprob.want_correct && closes > 1 + c->tokens / 10)
+        if ((c->config.logprob.want_correct || c->config.logprob.want_argmax) &&
+            closes > 1 + c->tokens / 10)
             fail_msg("%s: replica %d: %d of %d tokens are too close to call", label, d, (int)closes,
                      (int)c->tokens);
         add_slack(c, &in, &ref, &s, tw, tb);
@@ -406,7 +422,7 @@ void linear_case_compare(const linear_case_t *c, const char *label)
                          index);
         }
         ref_linear_free(&ref);
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < LOSS_UPS; k++)
             free(g[k]);
     }
     if (!c->config.frozen_weight && !c->no_saved)
@@ -432,11 +448,10 @@ bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weigh
     const size_t t = (size_t)a->tokens * sizeof(double), h = (size_t)a->hidden;
     bool same = true;
     for (int r = 0; r < a->ranks * a->replicas; r++) {
-        same = same && !memcmp(a->out[r][0], b->out[r][0], t);
-        if (a->config.logprob.want_entropy)
-            same = same && !memcmp(a->out[r][1], b->out[r][1], t);
-        if (a->config.logprob.want_loss)
-            same = same && !memcmp(a->out[r][2], b->out[r][2], t);
+        bool wanted[LOSS_OUTS];
+        loss_wanted(&a->config.logprob, wanted);
+        for (int k = 0; k < LOSS_OUTS; k++)
+            same = same && (!wanted[k] || !memcmp(a->out[r][k], b->out[r][k], t));
         same = same && !memcmp(a->d_h[r], b->d_h[r], t * h);
     }
     if (weights) {

@@ -7,14 +7,16 @@
  * D = 1 + log V + range(x), from statistics rounded once (u each: s, u, x_t - m, d) and combined in
  * fp64. Four such terms and the final rounding of the output give
  *     |error| <= 4 u D + u |value|,   plus 4 u lambda |lse| (|lse| + D) for the z-loss.
+ * lse and mean_logits are M plus such a term. log of sum_p2 is twice one: 8 u D times its value.
  * Class weights w multiply terms of the loss by at most W = max(1, |w|), and their sum of a shard
  * is a fifth statistic: 5 u in the place of 4 u, times W. So it is with gradients.
  * In f64 the sums themselves round (at most V u relative, here and in the oracle) and so does x
  * (2 u |x|, by the order in which scale and temperature are applied):
  *     u -> (V + 16) u,  D -> D + 4 max|x|.
  * A gradient is |scale / tau| times terms bounded by G D with
- * G = |g_p| + |g_l| (1 + 2 lambda |lse|) + |g_h| D: the same 4 u, plus one rounding to the dtype of
- * the logits (2^-9 relative for bf16, 2^-12 and 2^-26 absolute for f16, doubled for safety).
+ * G = |g_p| + |g_l| (1 + 2 lambda |lse|) + |g_h| D + |g_s|, of lse: the same 4 u, plus one rounding
+ * to the dtype of the logits (2^-9 relative for bf16, 2^-12 and 2^-26 absolute for f16, doubled for
+ * safety).
  */
 #include "loss/loss_case.h"
 #include "ref/ref_half.h"
@@ -81,7 +83,7 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     c->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = vocab};
     c->pad = 1000;
     const size_t v = (size_t)vocab;
-    c->bytes = (2 * n + v + (4 + 4 * w) * t) * sizeof(double) + w * t;
+    c->bytes = (2 * n + v + (1 + LOSS_UPS + (2 + LOSS_OUTS) * w) * t) * sizeof(double) + w * t;
     c->memory = calloc(c->bytes, 1);
     c->z = c->memory;
     c->dz = c->z + n;
@@ -91,13 +93,15 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     for (int64_t i = 0; i < tokens; i++)
         c->targets[i] = t_below(rng, vocab);
     double *next = c->dz + n + t;
-    for (int k = 0; k < 3; k++, next += t) {
+    for (int k = 0; k < LOSS_UPS; k++, next += t) {
         c->up[k] = next;
         for (int64_t i = 0; i < tokens; i++)
             c->up[k][i] = loss_round(COLO_F32, loss_normal(rng));
     }
-    for (int i = 0; i < 3 * ranks; i++, next += t)
-        c->out[i / 3][i % 3] = next;
+    for (int i = 0; i < LOSS_OUTS * ranks; i++, next += t)
+        c->out[i / LOSS_OUTS][i % LOSS_OUTS] = next;
+    for (int r = 0; r < ranks; r++, next += t)
+        c->argmax[r] = (int64_t *)next;
     for (int r = 0; r < ranks; r++, next += t)
         c->weight[r] = next;
     c->class_weight = next;
@@ -130,7 +134,7 @@ void loss_case_take(loss_case_t *c, const loss_case_t *from, int64_t lo, int64_t
     memcpy(c->z, from->z + lo * c->vocab, n * row);
     memcpy(c->targets, from->targets + lo, n * sizeof *c->targets);
     memcpy(c->class_weight, from->class_weight, (size_t)c->vocab * sizeof *c->class_weight);
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < LOSS_UPS; k++)
         memcpy(c->up[k], from->up[k] + lo, n * sizeof *c->up[k]);
 }
 
@@ -138,11 +142,12 @@ void loss_case_same(const loss_case_t *c, const loss_case_t *whole, int64_t lo, 
 {
     const size_t n = (size_t)c->tokens, row = (size_t)c->vocab * sizeof *c->dz;
     for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < LOSS_OUTS; k++)
             if (memcmp(c->out[r][k], whole->out[0][k] + lo, n * sizeof(double)) != 0)
                 fail_msg("%s: %s, W %d, rank %d, tokens from %d: output %d differs", label,
                          colo_dtype_name(c->dtype), (int)c->ranks, r, (int)lo, k);
         assert_memory_equal(c->correct[r], whole->correct[0] + lo, n);
+        assert_memory_equal(c->argmax[r], whole->argmax[0] + lo, n * sizeof(int64_t));
         if (c->tokens == whole->tokens &&
             (c->n_valid[r] != whole->n_valid[0] || c->n_invalid[r] != whole->n_invalid[0]))
             fail_msg("%s: rank %d counts %d valid tokens, expected %d", label, r,
@@ -207,6 +212,23 @@ void loss_options(colo_logprob_config_t *config, unsigned bits)
     config->want_loss = bits & WITH_LOSS;
     config->want_correct = bits & WITH_CORRECT;
     config->has_class_weight = bits & WITH_WEIGHTS;
+    config->want_lse = bits & WITH_LSE;
+    config->want_argmax = config->want_sum_p2 = bits & WITH_MORE;
+    config->want_mean_logits = bits & WITH_MORE && !(bits & WITH_WEIGHTS && bits & WITH_SMOOTH);
+}
+
+const char *const loss_out_names[LOSS_OUTS] = {"logp", "entropy", "loss",
+                                               "lse",  "sum_p2",  "mean_logits"};
+
+void loss_wanted(const colo_logprob_config_t *config, bool wanted[LOSS_OUTS])
+{
+    const bool all[LOSS_OUTS] = {true,
+                                 config->want_entropy,
+                                 config->want_loss,
+                                 config->want_lse,
+                                 config->want_sum_p2,
+                                 config->want_mean_logits};
+    memcpy(wanted, all, sizeof all);
 }
 
 double loss_grad_rounding(colo_dtype_t dtype, double g, double u)

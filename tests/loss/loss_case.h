@@ -13,7 +13,7 @@
 #include "harness/harness.h"
 #include "ref/ref_logprob.h"
 
-enum { LOSS_RANKS = 8 };
+enum { LOSS_RANKS = 8, LOSS_OUTS = 6, LOSS_UPS = 4 /* the first ones have gradients */ };
 static const colo_dtype_t loss_dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 
 typedef enum { SHARD_EVEN, SHARD_UNEVEN, SHARD_EMPTY, SHARD_PADDED, SHARD_KINDS } shard_kind_t;
@@ -29,8 +29,8 @@ typedef struct loss_case {
     int64_t shift[2]; /* elements by which logits, gradient start past a multiple of 256 bytes */
     bool in_place, forward_only;
     bool second_gather; /* of gather_case.h: is it expected? */
-    bool no_up[3]; /* leave d_logp, d_entropy, d_loss NULL */
-    double pad;    /* what padding columns and gaps hold */
+    bool no_up[LOSS_UPS]; /* leave d_logp, d_entropy, d_loss, d_lse NULL */
+    double pad;           /* what padding columns and gaps hold */
     char label[96];
     colo_status_t (*run)(void *, struct gather_rank *); /* this and what follows: gather_case.h */
     void (*check)(struct loss_case *);
@@ -40,13 +40,15 @@ typedef struct loss_case {
     double *z;            /* [T, V], values that the dtype holds exactly */
     int64_t *targets;     /* [T] */
     double *class_weight; /* [V] in f32, some 0; if config.has_class_weight */
-    double *up[3];        /* [T] each, exact in f32: d_logp, d_entropy, d_loss */
+    double *up[LOSS_UPS]; /* [T] each, exact in f32: d_logp, d_entropy, d_loss, d_lse */
     uint8_t *in;          /* [T, V]: is an id in its token's list? NULL: there are no lists */
     int64_t *ids, *begin, *end, count; /* the lists; malloc()'s */
     bool odd_rank;                     /* the last rank has one id less in that of token 0 */
 
     /* results */
-    double *out[LOSS_RANKS][3]; /* [T] each: logp, entropy, loss */
+    double
+        *out[LOSS_RANKS][LOSS_OUTS]; /* [T] each: logp, entropy, loss, lse, sum_p2, mean_logits */
+    int64_t *argmax[LOSS_RANKS];
     double *weight[LOSS_RANKS]; /* [T] */
     uint8_t *correct[LOSS_RANKS];
     int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
@@ -123,9 +125,14 @@ enum {
     WITH_ENTROPY = 32,
     WITH_LOSS = 64,
     WITH_CORRECT = 128,
-    WITH_WEIGHTS = 4096 /* those between are LINEAR_* */
+    WITH_WEIGHTS = 4096, /* those between are LINEAR_* */
+    WITH_LSE = 16384,
+    WITH_MORE = 32768 /* argmax, sum_p2, mean_logits */
 };
 void loss_options(colo_logprob_config_t *config, unsigned bits);
+/* Which of the LOSS_OUTS */
+void loss_wanted(const colo_logprob_config_t *config, bool wanted[LOSS_OUTS]);
+extern const char *const loss_out_names[LOSS_OUTS];
 /* Weights of the classes [0, @n), f32, some of them 0; the largest one, 1 without any */
 void loss_draw_weights(double *weights, int64_t n);
 double loss_heaviest(const double *weights, int64_t n);

@@ -29,7 +29,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     colo_logprob_config_t cfg = c->config;
     size_t stat_bytes, workspace_bytes;
     int64_t counts[2];
-    void *up[3];
+    void *up[LOSS_UPS];
     cfg.logits.vocab_start = c->start[r];
     rank_try(colo_logprob_saved_size(&cfg, c->dtype, tokens, &stat_bytes));
     rank_try(colo_logprob_workspace_size(&cfg, c->dtype, tokens, c->ranks, &workspace_bytes));
@@ -51,12 +51,14 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     }
     void *stats = gather_put(m, NULL, stat_bytes),
          *workspace = gather_put(m, NULL, workspace_bytes);
-    const bool wants[3] = {true, cfg.want_entropy, cfg.want_loss};
-    void *values[3] = {NULL};
-    for (int k = 0; k < 3; k++) {
+    bool wants[LOSS_OUTS];
+    void *values[LOSS_OUTS];
+    loss_wanted(&cfg, wants);
+    for (int k = 0; k < LOSS_UPS; k++)
         up[k] = gather_put_stats(m, c->up[k], tokens);
+    for (int k = 0; k < LOSS_OUTS; k++)
         values[k] = wants[k] ? gather_put(m, NULL, line) : NULL;
-    }
+    int64_t *argmax = cfg.want_argmax ? gather_put(m, NULL, (size_t)tokens * 8) : NULL;
     uint8_t *correct = cfg.want_correct ? gather_put(m, NULL, (size_t)tokens) : NULL;
     void *weight = cfg.has_class_weight ? gather_put(m, NULL, line) : NULL;
     int64_t *counted = gather_put(m, NULL, sizeof counts);
@@ -67,7 +69,11 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                     .correct = WHERE_ARRAY(correct, COLO_U8, tokens),
                                     .n_valid = WHERE_ARRAY(counted, COLO_I64, 1),
                                     .n_invalid = WHERE_ARRAY(counted + 1, COLO_I64, 1),
-                                    .weight = WHERE_ARRAY(weight, m->stat, tokens)};
+                                    .weight = WHERE_ARRAY(weight, m->stat, tokens),
+                                    .argmax = WHERE_ARRAY(argmax, COLO_I64, tokens),
+                                    .lse = WHERE_ARRAY(values[3], m->stat, tokens),
+                                    .sum_p2 = WHERE_ARRAY(values[4], m->stat, tokens),
+                                    .mean_logits = WHERE_ARRAY(values[5], m->stat, tokens)};
     colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
     colo_comm_stats_reset(m->group);
     rank_try(colo_logprob_forward(
@@ -78,11 +84,13 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         m->group, &out, c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats, workspace,
         where_stream()));
     t_comm_stats(m->group, &c->after_forward[r]);
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < LOSS_OUTS; k++)
         if (values[k])
             gather_get_stats(m, c->out[r][k], values[k], tokens);
     if (weight)
         gather_get_stats(m, c->weight[r], weight, tokens);
+    if (argmax)
+        where.get(c->argmax[r], argmax, (size_t)tokens * 8);
     if (correct)
         where.get(c->correct[r], correct, (size_t)tokens);
     where.get(counts, counted, sizeof counts);
@@ -91,12 +99,13 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     if (c->forward_only)
         return COLO_OK;
     gather_drop(m, workspace); /* free after the call */
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < LOSS_UPS; k++)
         up[k] = wants[k] && !c->no_up[k] ? up[k] : NULL;
     const colo_logprob_upstream_t upstream = {COLO_LOGPROB_UPSTREAM_INIT,
                                               .d_logp = WHERE_ARRAY(up[0], m->stat, tokens),
                                               .d_entropy = WHERE_ARRAY(up[1], m->stat, tokens),
-                                              .d_loss = WHERE_ARRAY(up[2], m->stat, tokens)};
+                                              .d_loss = WHERE_ARRAY(up[2], m->stat, tokens),
+                                              .d_lse = WHERE_ARRAY(up[3], m->stat, tokens)};
     for (int again = 0; again < (c->in_place ? 1 : 2); again++)
         rank_try(colo_logprob_backward(&saved, &upstream, &dz, where_stream()));
     t_comm_stats(m->group, &c->after_backward[r]);
@@ -127,9 +136,10 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
     const uint8_t *in = c->in ? c->in + t * c->vocab : NULL;
     ref_logprob_row_t ref;
     ref_support(&o, z, c->vocab, in, c->targets[t], &ref);
-    const double want[3] = {ref.logp, ref.entropy, ref.loss};
-    const bool asked[3] = {true, c->config.want_entropy, c->config.want_loss};
-    static const char *const names[3] = {"logp", "entropy", "loss"};
+    const double want[LOSS_OUTS] = {ref.logp,   ref.entropy, ref.loss, ref.ignored ? 0 : ref.lse,
+                                    ref.sum_p2, ref.mean};
+    bool asked[LOSS_OUTS];
+    loss_wanted(&c->config, asked);
     double u = where.slack * 0x1p-24, d = 1 + log((double)c->vocab) + ref.range,
            lse = fabs(ref.lse);
     if (c->dtype == COLO_F64) {
@@ -141,15 +151,22 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
         if (o.class_weight && c->weight[r][t] != ref.weight)
             fail_msg("%s: rank %d, token %d: weight is %.9g, expected %.9g", label, r, (int)t,
                      c->weight[r][t], ref.weight);
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < LOSS_OUTS; k++) {
             double tol = (k == 2 ? heavy : 1) * terms * u * (d + lambda * lse * (lse + d)) +
                          u * fabs(want[k]);
+            if (k == 4)
+                tol = (2 * terms * u * d + u) * want[k];
             if (asked[k] && !near(c->out[r][k][t], want[k], tol))
                 fail_msg("%s: rank %d of %d, token %d: %s is %.17g, expected %.17g within %g",
-                         label, r, c->ranks, (int)t, names[k], c->out[r][k][t], want[k], tol);
+                         label, r, c->ranks, (int)t, loss_out_names[k], c->out[r][k][t], want[k],
+                         tol);
             if (asked[k] && memcmp(&c->out[r][k][t], &c->out[0][k][t], sizeof(double)))
-                fail_msg("%s: ranks 0 and %d differ in %s of token %d", label, r, names[k], (int)t);
+                fail_msg("%s: ranks 0 and %d differ in %s of token %d", label, r, loss_out_names[k],
+                         (int)t);
         }
+        if (c->config.want_argmax && c->argmax[r][t] != ref.best)
+            fail_msg("%s: rank %d, token %d: argmax is %d, expected %d", label, r, (int)t,
+                     (int)c->argmax[r][t], (int)ref.best);
         if (c->config.want_correct && c->correct[r][t] != ref.correct)
             fail_msg("%s: rank %d, token %d: correct is %d", label, r, (int)t, c->correct[r][t]);
     }
@@ -157,14 +174,15 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
         return;
 
     COLO_AUTOFREE double *dz = malloc((size_t)c->vocab * sizeof *dz);
-    double g[3];
-    for (int k = 0; k < 3; k++)
+    double g[LOSS_UPS];
+    for (int k = 0; k < LOSS_UPS; k++)
         g[k] = asked[k] && !c->no_up[k] ? c->up[k][t] : 0;
-    ref_support_grad(&o, z, c->vocab, in, c->targets[t], g[0], g[1], g[2], dz);
+    ref_support_grad(&o, z, c->vocab, in, c->targets[t], g, dz);
     if (!o.lenient && !ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
         for (int64_t j = 0; j < c->vocab; j++)
             dz[j] = NAN; /* nothing sensible flows back through a target that does not exist */
-    double size = fabs(g[0]) + heavy * fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;
+    double size =
+        fabs(g[0]) + heavy * fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d + fabs(g[3]);
     for (int64_t j = 0; j < c->vocab; j++) {
         double tol = terms * u * size * d * fabs(o.scale / o.temperature);
         tol += loss_grad_rounding(c->dtype, dz[j], u);

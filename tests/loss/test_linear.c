@@ -17,8 +17,8 @@ static double objective(const ref_linear_t *in)
     ref_linear_result_t r;
     ref_linear_alloc(in, &r);
     ref_linear(in, &r);
-    const double sum =
-        *in->g[0] * r.rows->logp + *in->g[1] * r.rows->entropy + *in->g[2] * r.rows->loss;
+    const double sum = *in->g[0] * r.rows->logp + *in->g[1] * r.rows->entropy +
+                       *in->g[2] * r.rows->loss + *in->g[3] * r.rows->lse;
     ref_linear_free(&r);
     return sum;
 }
@@ -54,14 +54,15 @@ T_CASE(the_oracle_is_its_own_central_difference)
         {0.8, 1.2, 3, .smoothing = 0.1, .z_loss = 0.03, .megatron = true},
         {.temperature = 1, .scale = 1, .smoothing = 0.2, .z_loss = 0.05, .class_weight = weights},
     };
-    static const double up[4][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0.7, -1.3, 0.9}};
+    static const double up[5][REF_UPS] = {
+        {1}, {0, 1}, {0, 0, 1}, {0, 0, 0, 1}, {0.7, -1.3, 0.9, 0.4}};
     uint64_t rng = t_seed();
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 50; i++) {
         double h[HIDDEN], w[WORDS * HIDDEN], b[WORDS], *all[] = {h, w, b};
         const int64_t n[] = {HIDDEN, WORDS * HIDDEN, WORDS}, target = t_below(&rng, WORDS);
-        const double *g = up[i % 4];
-        ref_linear_t in = {options[i / 4],       1, WORDS, HIDDEN, h, w, b, &target, NULL,
-                           {&g[0], &g[1], &g[2]}};
+        const double *g = up[i % 5];
+        ref_linear_t in = {
+            options[i / 5], 1, WORDS, HIDDEN, h, w, b, &target, NULL, {&g[0], &g[1], &g[2], &g[3]}};
         ref_linear_result_t r;
         in.opts.ignore_index = -100;
         for (int k = 0; k < 3; k++)
@@ -72,7 +73,7 @@ T_CASE(the_oracle_is_its_own_central_difference)
         for (int k = 0; k < 3; k++)
             for (int64_t j = 0; j < n[k]; j++)
                 if (!is_slope(&in, &all[k][j], (const double *[]){r.d_h, r.d_w, r.d_b}[k][j]))
-                    fail_msg("options %d, output %d: element %d of %s", i / 4, i % 4, (int)j,
+                    fail_msg("options %d, output %d: element %d of %s", i / 5, i % 5, (int)j,
                              (const char *[]){"d_h", "d_w", "d_b"}[k]);
         ref_linear_free(&r);
     }

@@ -283,9 +283,11 @@ T_CASE(every_wrong_backward_is_named)
     REFUSE((void)0, colo_linear_logprob_backward(a.linear, &a.saved, NULL, &a.grads, a.work, NULL),
            COLO_ERR_ARG, "linear: upstream is NULL");
     BACKWARD(a.up.loss = 2, COLO_ERR_ARG, "upstream.loss is 2, config.want_loss is false");
-    BACKWARD((EARLY, a.up.logp = 1), COLO_ERR_ARG, "upstream has logp 1, entropy 0, mean 0");
-    BACKWARD((EARLY, a.up.entropy = 2), COLO_ERR_ARG, "upstream has logp 0, entropy 2, mean 0");
-    BACKWARD((EARLY, a.up.mean = true), COLO_ERR_ARG, "upstream has logp 0, entropy 0, mean 1");
+    BACKWARD((EARLY, a.up.logp = 1), COLO_ERR_ARG, "upstream has logp 1, entropy 0, lse 0, mean 0");
+    BACKWARD((EARLY, a.up.entropy = 2), COLO_ERR_ARG, "logp 0, entropy 2, lse 0, mean 0");
+    BACKWARD((EARLY, a.up.lse = 3), COLO_ERR_ARG, "logp 0, entropy 0, lse 3, mean 0");
+    BACKWARD((EARLY, a.up.mean = true), COLO_ERR_ARG, "logp 0, entropy 0, lse 0, mean 1");
+    BACKWARD(a.up.lse = 2, COLO_ERR_ARG, "upstream.lse is 2, config.want_lse is false");
     REFUSE((void)0, colo_linear_logprob_backward(a.linear, &a.saved, &a.up, NULL, a.work, NULL),
            COLO_ERR_ARG, "linear: grads is NULL");
     BACKWARD(a.up.entropy = 2, COLO_ERR_ARG, "upstream.entropy is 2");

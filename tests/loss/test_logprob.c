@@ -5,6 +5,7 @@
  */
 #include "loss/gather_case.h"
 
+enum { EVERY = 255 | WITH_LSE | WITH_MORE };
 static const int32_t worlds[] = {1, 2, 3, 4, 8};
 static const char *const kinds[] = {"even", "uneven", "empty", "padded"};
 
@@ -50,8 +51,9 @@ T_CASE(every_combination_of_options_agrees_with_the_oracle)
     for (unsigned bits = 0; bits < 256; bits++)
         for (size_t w = 0; w < 5; w++) {
             shard_kind_t kind = (bits + w) % SHARD_KINDS;
+            const unsigned more = (bits + w) % 4 / 2 * WITH_LSE | (bits + w) % 3 / 2 * WITH_MORE;
             loss_case_t c =
-                made(worlds[w], 5, 23, loss_dtypes[(bits / 4 + w) % 2], 3, kind, bits, &rng);
+                made(worlds[w], 5, 23, loss_dtypes[(bits / 4 + w) % 2], 3, kind, bits | more, &rng);
             compare_later(&c, t_text("options %02x, %s shards", bits, kinds[kind]));
         }
     t_run_rest();
@@ -64,7 +66,7 @@ T_CASE(every_way_to_cut_the_vocabulary_works_for_every_dtype)
         for (size_t d = 0; d < 4; d++)
             for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
                 loss_case_t c =
-                    made(worlds[w], 6, 41, loss_dtypes[d], 4, kind, 255 & ~WITH_TAU, &rng);
+                    made(worlds[w], 6, 41, loss_dtypes[d], 4, kind, EVERY & ~WITH_TAU, &rng);
                 c.row_gap = 3;
                 compare_later(&c, kinds[kind]);
             }
@@ -77,8 +79,8 @@ T_CASE(a_vocabulary_smaller_than_the_group_leaves_ranks_empty)
     for (int64_t vocab = 1; vocab <= 3; vocab++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             T_ENDS(loss_case_free)
-            loss_case_t c =
-                made(8, 4, vocab, COLO_F64, 2, kind, 255 & ~(vocab == 1 ? WITH_MEGATRON : 0), &rng);
+            loss_case_t c = made(8, 4, vocab, COLO_F64, 2, kind,
+                                 EVERY & ~(vocab == 1 ? WITH_MEGATRON : 0), &rng);
             run_and_compare(&c, "tiny vocabulary");
         }
 }
@@ -96,7 +98,7 @@ T_CASE(rows_longer_than_a_tile_rescale_as_the_maximum_grows)
                 double *z = &c.z[t * c.vocab + j];
                 *z = loss_round(c.dtype, *z + (t == 0 ? drift : t == 1 ? -drift : jump));
             }
-        loss_options(&c.config, 255 & ~WITH_CAP);
+        loss_options(&c.config, EVERY & ~WITH_CAP);
         run_and_compare(&c, "long rows");
         /* the cap makes ties in fp32 that fp64 does not have */
         loss_options(&c.config, 255 & ~WITH_CORRECT);
@@ -111,7 +113,7 @@ T_CASE(ignored_and_invalid_targets_are_counted_and_contained)
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             T_ENDS(loss_case_free)
-            loss_case_t c = made(worlds[w], 9, 19, COLO_F32, 3, kind, 255, &rng);
+            loss_case_t c = made(worlds[w], 9, 19, COLO_F32, 3, kind, EVERY, &rng);
             memcpy(c.targets, odd, sizeof odd);
             run_and_compare(&c, "odd targets");
             assert_int_equal(c.n_valid[0], 2);
@@ -138,7 +140,7 @@ T_CASE(lenient_targets_have_no_target_term)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
             for (int dtype = COLO_F32; dtype <= COLO_F16; dtype++) {
                 loss_case_t c = made(worlds[w], 9, 19, (colo_dtype_t)dtype, 3, kind,
-                                     255 & ~(kind & 1 ? 0 : WITH_CAP), &rng);
+                                     EVERY & ~(kind & 1 ? 0 : WITH_CAP), &rng);
                 memcpy(c.targets, odd, sizeof odd);
                 c.config.lenient_targets = true;
                 c.config.ignore_index = ignored[kind % 3];
@@ -209,9 +211,9 @@ T_CASE(nothing_valid_and_nothing_at_all_still_join_the_gather)
 T_CASE(gradients_that_are_left_out_count_as_zero)
 {
     uint64_t rng = t_seed() + 8;
-    for (unsigned left = 0; left < 8; left++) {
-        T_ENDS(loss_case_free) loss_case_t c = made(2, 4, 15, COLO_F64, 3, SHARD_EVEN, 255, &rng);
-        for (int k = 0; k < 3; k++)
+    for (unsigned left = 0; left < 1u << LOSS_UPS; left++) {
+        T_ENDS(loss_case_free) loss_case_t c = made(2, 4, 15, COLO_F64, 3, SHARD_EVEN, EVERY, &rng);
+        for (int k = 0; k < LOSS_UPS; k++)
             c.no_up[k] = left >> k & 1;
         run_and_compare(&c, "left out");
     }
@@ -239,7 +241,8 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             T_ENDS(loss_case_free)
-            loss_case_t c = made(worlds[w], 4, 16, COLO_F32, 1, kind, WITH_CORRECT, &rng);
+            loss_case_t c =
+                made(worlds[w], 4, 16, COLO_F32, 1, kind, WITH_CORRECT | WITH_MORE, &rng);
             for (int t = 0; t < 4; t++)
                 c.z[t * 16 + 5] = c.z[t * 16 + 6] = c.z[t * 16 + 13] = 9;
             c.targets[0] = 5;
@@ -250,6 +253,8 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
             for (int r = 0; r < worlds[w]; r++) {
                 assert_int_equal(c.correct[r][0], 1);
                 assert_int_equal(c.correct[r][1] + c.correct[r][2] + c.correct[r][3], 0);
+                for (int t = 0; t < 4; t++)
+                    assert_int_equal(c.argmax[r][t], 5);
             }
         }
 }
@@ -257,7 +262,7 @@ T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
 T_CASE(a_negative_scale_turns_the_argmax_round)
 {
     uint64_t rng = t_seed() + 11;
-    T_ENDS(loss_case_free) loss_case_t c = made(2, 30, 6, COLO_F64, 2, SHARD_EVEN, 255, &rng);
+    T_ENDS(loss_case_free) loss_case_t c = made(2, 30, 6, COLO_F64, 2, SHARD_EVEN, EVERY, &rng);
     c.config.logits.scale = -0.8;
     run_and_compare(&c, "negative scale");
 }

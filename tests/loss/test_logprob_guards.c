@@ -11,7 +11,8 @@
 
 /* ---- collectives ---- */
 
-/* 10 tokens of f32: header 64, then m, s, x_t (40 each); with entropy u; with correct 80 more */
+/* 10 tokens of f32: header 64, then m, s, x_t (40 each); with entropy u; with correct or argmax 80
+ * more, once; with sum_p2 and mean_logits 40 each; lse is of what is there */
 T_CASE(the_gather_carries_a_few_numbers_a_token)
 {
     uint64_t rng = t_seed() + 1;
@@ -24,6 +25,12 @@ T_CASE(the_gather_carries_a_few_numbers_a_token)
     assert_ok(loss_case_run(&c));
     assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS],
                      64 + 160 + 80);
+    c.config.want_argmax = c.config.want_lse = c.config.want_sum_p2 = c.config.want_mean_logits =
+        true;
+    assert_ok(loss_case_run(&c));
+    assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS],
+                     64 + 160 + 80 + 80);
+    assert_int_equal(c.after_forward[1].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS], 1);
 }
 
 /* ---- chunks ---- */
@@ -41,7 +48,7 @@ T_CASE(chunking_changes_no_bit)
             loss_case_shard(&c, SHARD_UNEVEN);
             c.targets[3] = -100;
             c.targets[8] = 5000;
-            c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
+            loss_options(&c.config, (255 & ~(WITH_TAU | WITH_CAP)) | WITH_LSE | WITH_MORE);
             c.config.label_smoothing = 0.1;
             assert_ok(loss_case_run(&c)); /* 0: chosen */
             assert_int_equal(c.n_valid[0], TOKENS - 2);

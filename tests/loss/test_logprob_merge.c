@@ -38,7 +38,7 @@ static double loss_of(const shard_t shard[SHARDS], int64_t target, bool lenient)
         .hi = 1,
         .blocks = (unsigned char *)all,
         .block = {offsetof(shard_t, m), offsetof(shard_t, s), offsetof(shard_t, xt), -1, -1, -1, -1,
-                  -1, sizeof(shard_t)},
+                  -1, -1, sizeof(shard_t)},
         .out.loss = &loss,
         .out.n_valid = &valid,
         .out.n_invalid = &invalid,

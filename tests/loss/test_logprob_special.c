@@ -22,6 +22,8 @@ static void everywhere(int64_t tokens, void (*prepare)(loss_case_t *), void (*ch
                 loss_case_shard(&c, kind);
                 c.pad = NAN;
                 c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
+                c.config.want_argmax = c.config.want_lse = c.config.want_sum_p2 =
+                    c.config.want_mean_logits = true;
                 prepare(&c);
                 loss_case_later(&c, check);
             }
@@ -62,8 +64,8 @@ static void special_rows(loss_case_t *c)
     c->targets[TWO_MASKED] = 5;
     c->targets[MASKED] = 9;
     c->z[MASKED * V + 9] = -INFINITY;
-    for (int k = 0; k < 3; k++) {
-        c->up[k][TWO] = c->up[k][TWO_MASKED] = k == 1 ? 0.5 : 1;
+    for (int k = 0; k < LOSS_UPS; k++) {
+        c->up[k][TWO] = c->up[k][TWO_MASKED] = (const double[LOSS_UPS]){1, 0.5, 1}[k];
         c->up[k][MASKED] = k == 0;
     }
 }
@@ -71,8 +73,9 @@ static void special_rows(loss_case_t *c)
 static void row_is(numbers_t what, const loss_case_t *c, int64_t t)
 {
     for (int r = 0; r < c->ranks; r++) {
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < LOSS_OUTS; k++)
             assert_true(all_of(what, &c->out[r][k][t], 1));
+        assert_true(what == IS_FINITE ? c->argmax[r][t] >= 0 : c->argmax[r][t] == -1);
         assert_true(what == IS_FINITE || c->correct[r][t] == 0);
     }
     assert_true(all_of(what, c->dz + t * V, V));
@@ -90,6 +93,10 @@ static void row_is_of_two(const loss_case_t *c, int64_t t)
         assert_true(near(c->out[r][0][t], masked ? -INFINITY : log(pb), 2e-6));
         assert_true(near(c->out[r][2][t], masked ? INFINITY : -log(pb), 2e-6));
         assert_int_equal(c->correct[r][t], !masked && b > a);
+        assert_int_equal(c->argmax[r][t], b > a ? 12 : 3);
+        assert_true(near(c->out[r][3][t], log(exp(a) + exp(b)), 2e-6));
+        assert_true(near(c->out[r][4][t], pa * pa + pb * pb, 2e-6));
+        assert_true(c->out[r][5][t] == -INFINITY); /* a mean over the vocabulary */
     }
     /* logp and loss cancel (1 - 1); the entropy's share is -p (log p + h) / 2 */
     for (int j = 0; j < V; j++) {
@@ -112,6 +119,8 @@ static void rows_are_as_documented(loss_case_t *c)
         assert_true(c->out[r][0][MASKED] == -INFINITY);
         assert_true(isfinite(c->out[r][1][MASKED]));
         assert_true(c->out[r][2][MASKED] == INFINITY);
+        assert_true(isfinite(c->out[r][3][MASKED]) && isfinite(c->out[r][4][MASKED]));
+        assert_true(c->out[r][5][MASKED] == -INFINITY);
     }
     /* d logp / dz_j = 1[j = t] - p_j with p_t = 0 */
     double sum = 0;

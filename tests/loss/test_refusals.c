@@ -220,6 +220,26 @@ T_CASE(every_bad_pointer_is_refused)
     ARG(OF_LOGPROB, a.cfg.logprob.want_entropy = false, "out.entropy is given");
     ARG(OF_LOGPROB, a.cfg.logprob.want_loss = false, "out.loss is given");
     ARG(OF_LOGPROB, a.cfg.logprob.want_correct = false, "out.correct is given");
+    ARG(OF_LOGPROB, a.out.argmax = &a.of_chosen,
+        "out.argmax is given, config.want_argmax is false");
+    ARG(OF_LOGPROB, a.out.lse = &a.of_ce, "out.lse is given, config.want_lse is false");
+    ARG(OF_LOGPROB, a.out.sum_p2 = &a.of_ce, "out.sum_p2 is given, config.want_sum_p2 is false");
+    ARG(OF_LOGPROB, a.out.mean_logits = &a.of_ce,
+        "out.mean_logits is given, config.want_mean_logits is false");
+    ARG(OF_LOGPROB, (a.cfg.logprob.want_argmax = true, a.out.argmax = &a.of_correct),
+        "out.argmax: dtype u8, expected i64");
+    ARG(OF_LOGPROB, (a.cfg.logprob.want_lse = true, a.out.lse = &a.of_chosen),
+        "out.lse: dtype i64, expected f32");
+    ARG(OF_LOGPROB, (a.cfg.logprob.want_sum_p2 = true, a.out.sum_p2 = &a.of_chosen),
+        "out.sum_p2: dtype i64, expected f32");
+    ARG(OF_LOGPROB, (a.cfg.logprob.want_mean_logits = true, a.out.mean_logits = &a.of_chosen),
+        "out.mean_logits: dtype i64, expected f32");
+    ARG(OF_LOGPROB, a.cfg.logprob.want_mean_logits = a.cfg.logprob.local_smoothing = true,
+        "want_mean_logits with local_smoothing, which has a sum of x of its own");
+    ARG(OF_LOGPROB,
+        (a.cfg.logprob.want_mean_logits = a.cfg.logprob.has_class_weight = true,
+         a.cfg.logprob.label_smoothing = 0.1),
+        "want_mean_logits with has_class_weight and label_smoothing");
     ARG(OF_GIVEN, a.picks.ids = &a.of_chosen, "out.ids is given, config.topk is false");
     ARG(OF_LOGPROB | OF_DISTILL, a.arg.stats = NULL, "saved memory is NULL; it needs 256 bytes");
     ARG(OF_TOPK, a.arg.stats = NULL, "saved memory is NULL; it needs 512 bytes");
@@ -241,7 +261,7 @@ T_CASE(saved_structs_of_no_size_and_members_that_are_reserved_are_refused)
     ARG(OF_BACKWARD, a.saved.struct_size = 0, "saved.struct_size is 0, expected a multiple of 8");
     ARG(OF_BACKWARD, a.saved.struct_size += 8, "compiled with a newer header");
     REJECT_BACKWARD(OF_BACKWARD, a.saved.struct_size = 16, COLO_ERR_ARG, "saved.struct_size is 16");
-    ARG(OF_LOGPROB, a.cfg.logprob.reserved[7] = 1, "logprob: config.reserved[7] is 1, expected 0");
+    ARG(OF_LOGPROB, a.cfg.logprob.reserved[6] = 1, "logprob: config.reserved[6] is 1, expected 0");
     ARG(OF_TOPK, a.cfg.topk.reserved[0] = 1, "topk: config.reserved[0] is 1, expected 0");
     ARG(OF_DISTILL, a.cfg.distill.reserved[3] = 1, "distill: config.reserved[3] is 1, expected 0");
 }
@@ -295,6 +315,8 @@ T_CASE(every_bad_backward_is_refused)
     REJECT_BACKWARD(OF_LOGPROB,
                     (a.saved.logprob.config.want_loss = false, a.upstream.d_loss = &a.of_up),
                     COLO_ERR_ARG, "d_loss is given");
+    REJECT_BACKWARD(OF_LOGPROB, a.upstream.d_lse = &a.of_up, COLO_ERR_ARG,
+                    "d_lse is given, forward ran with want_lse false");
     alone_init(&b, LOGPROB);
     assert_ok(alone_forward(&b));
     assert_fails(colo_logprob_backward(&b.saved.logprob, &b.upstream, NULL, NULL), COLO_ERR_ARG,
@@ -416,8 +438,9 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
     }
     for (int d = 0; d < 4; d++)
         for (int64_t chunk = 0; chunk <= T + 1; chunk++)
-            for (unsigned wants = 0; wants < 8; wants++) {
-                double z[T * V] = {0}, out[3][T];
+            for (unsigned wants = 0; wants < 64; wants += wants < 8 ? 1 : 9) {
+                double z[T * V] = {0}, out[6][T];
+                int64_t argmax[T];
                 alone_init(&a, LOGPROB);
                 a.cfg.logprob.chunk_size = chunk;
                 a.cfg.logprob.want_entropy = wants & 1;
@@ -430,6 +453,13 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 a.out.entropy = wants & 1 ? T_TENSOR(out[1], stat, T) : NULL;
                 a.out.loss = wants & 2 ? T_TENSOR(out[2], stat, T) : NULL;
                 a.out.correct = wants & 4 ? &a.of_correct : NULL;
+                a.cfg.logprob.want_argmax = a.cfg.logprob.want_lse = wants & 8;
+                a.cfg.logprob.want_sum_p2 = wants & 16;
+                a.cfg.logprob.want_mean_logits = wants & 32;
+                a.out.argmax = wants & 8 ? T_TENSOR(argmax, COLO_I64, T) : NULL;
+                a.out.lse = wants & 8 ? T_TENSOR(out[5], stat, T) : NULL;
+                a.out.sum_p2 = wants & 16 ? T_TENSOR(out[3], stat, T) : NULL;
+                a.out.mean_logits = wants & 32 ? T_TENSOR(out[4], stat, T) : NULL;
                 run_exact(&a, loss_dtypes[d], true, true);
             }
 }

@@ -38,6 +38,7 @@ static loss_case_t make_case(int32_t ranks, int64_t tokens, int64_t vocab, colo_
     loss_case_init(&c, ranks, tokens, vocab, dtype, 3, rng);
     loss_case_shard(&c, kind);
     c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
+    c.config.want_argmax = c.config.want_lse = c.config.want_sum_p2 = true;
     c.in = calloc(t, (size_t)vocab);
     c.ids = calloc(most, sizeof *c.ids);
     c.begin = calloc(t, sizeof *c.begin);
@@ -177,8 +178,8 @@ static void refuses(loss_case_t *c, const char *words, colo_status_t status, int
 T_CASE(lists_that_are_none_are_refused)
 {
     uint64_t rng = t_seed() + 4;
-    loss_case_t c[5];
-    for (int i = 0; i < 5; i++) {
+    loss_case_t c[6];
+    for (int i = 0; i < 6; i++) {
         c[i] = make_case(i == 4 ? 3 : 1, 4, V, COLO_F32, SHARD_EVEN, 40, &rng);
         c[i].config.want_loss = true;
     }
@@ -190,6 +191,8 @@ T_CASE(lists_that_are_none_are_refused)
     refuses(&c[2], "support: token 1 has ids [", COLO_ERR_ARG, 1);
     c[3].config.label_smoothing = 0.1;
     refuses(&c[3], "support: label_smoothing is 0.1, expected 0", COLO_ERR_ARG, -1);
+    c[5].config.want_mean_logits = true;
+    refuses(&c[5], "support: want_mean_logits is true, expected false", COLO_ERR_ARG, -1);
     c[4].odd_rank = true;
     refuses(&c[4], "has other targets", COLO_ERR_MISMATCH, -1);
 }

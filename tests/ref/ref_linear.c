@@ -44,8 +44,8 @@ void ref_linear(const ref_linear_t *in, ref_linear_result_t *out)
         }
         const uint8_t *list = in->support ? in->support + t * V : NULL;
         ref_support(&in->opts, z, V, list, in->targets[t], &out->rows[t]);
-        ref_support_grad(&in->opts, z, V, list, in->targets[t], up(in, 0, t), up(in, 1, t),
-                         up(in, 2, t), dz);
+        const double g[REF_UPS] = {up(in, 0, t), up(in, 1, t), up(in, 2, t), up(in, 3, t)};
+        ref_support_grad(&in->opts, z, V, list, in->targets[t], g, dz);
         if (!out->rows[t].valid && !out->rows[t].ignored && (in->g[0] || in->g[2]))
             for (int64_t v = 0; v < V; v++)
                 dz[v] = NAN; /* a target that does not exist */

@@ -67,11 +67,15 @@ void ref_logprob(const ref_logprob_opts_t *o, const double *z, int64_t vocab, in
         lo = x < lo ? x : lo;
         row->top = fabs(x) > row->top ? fabs(x) : row->top;
         row->entropy -= exp(lp[j]) * lp[j];
+        row->sum_p2 += exp(lp[j]) * exp(lp[j]);
+        row->mean += x / (double)vocab;
         mean += weight_of(o, j) * lp[j] / (double)vocab;
     }
     row->range = hi - lo;
+    row->best = best;
     if (row->ignored) {
-        row->entropy = 0;
+        row->entropy = row->sum_p2 = row->mean = 0;
+        row->best = -1;
     } else if (!row->valid && o->lenient) { /* -log p_t with x_t := max x, that is -max_j log p_j */
         row->loss = -(1 - eps) * lp[best] - eps * mean + o->z_loss * row->lse * row->lse;
     } else if (!row->valid) {
@@ -87,7 +91,7 @@ void ref_logprob(const ref_logprob_opts_t *o, const double *z, int64_t vocab, in
 }
 
 void ref_logprob_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t target,
-                      double g_logp, double g_entropy, double g_loss, double *dz)
+                      const double g[REF_UPS], double *dz)
 {
     double *lp = malloc((size_t)vocab * sizeof *lp), h = 0, eps = epsilon(o, vocab), all = 0;
     double lse = log_softmax(o, z, vocab, lp);
@@ -102,7 +106,7 @@ void ref_logprob_grad(const ref_logprob_opts_t *o, const double *z, int64_t voca
         double d_entropy = -p * (lp[j] + h);
         double d_loss = w * ((1 - eps) * (p - hit) + 2 * o->z_loss * lse * p) +
                         eps / (double)vocab * (all * p - weight_of(o, j));
-        double dx = g_logp * d_logp + g_entropy * d_entropy + g_loss * d_loss;
+        double dx = g[0] * d_logp + g[1] * d_entropy + g[2] * d_loss + g[3] * p;
         dz[j] = target == o->ignore_index ? 0 : dx * squash_slope(o, z[j]);
     }
     free(lp);
@@ -151,17 +155,17 @@ void ref_support(const ref_logprob_opts_t *o, const double *z, int64_t vocab, co
     ref_logprob_opts_t its = *o;
     its.class_weight = o->class_weight ? p.weight : NULL;
     ref_logprob(&its, p.z, p.n, p.target, row);
+    row->best = row->best < 0 ? -1 : p.column[row->best];
     release(&p);
 }
 
 void ref_support_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab,
-                      const uint8_t *in, int64_t target, double g_logp, double g_entropy,
-                      double g_loss, double *dz)
+                      const uint8_t *in, int64_t target, const double g[REF_UPS], double *dz)
 {
     struct part p = part_of(o, z, vocab, in, target);
     ref_logprob_opts_t its = *o;
     its.class_weight = o->class_weight ? p.weight : NULL;
-    ref_logprob_grad(&its, p.z, p.n, p.target, g_logp, g_entropy, g_loss, p.dz);
+    ref_logprob_grad(&its, p.z, p.n, p.target, g, p.dz);
     for (int64_t j = 0; j < vocab; j++)
         dz[j] = 0;
     for (int64_t i = 0; i < p.n; i++)

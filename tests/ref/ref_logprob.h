@@ -18,9 +18,10 @@ typedef struct ref_logprob_opts {
 } ref_logprob_opts_t;
 
 typedef struct ref_logprob_row {
-    double logp, entropy, loss, weight;
+    double logp, entropy, loss, weight, sum_p2, mean;
     double lse, range; /* of x: log-sum-exp, and max - min: what tolerances are made of */
     double top;        /* max |x| */
+    int64_t best;      /* of the largest x, the first one */
     bool correct, valid, ignored;
 } ref_logprob_row_t;
 
@@ -28,17 +29,17 @@ typedef struct ref_logprob_row {
 void ref_logprob(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t target,
                  ref_logprob_row_t *row);
 
-/* dz [V] from upstream gradients of logp, entropy and loss, in closed form */
+/* dz [V] from upstream gradients of logp, entropy, loss and lse, in closed form */
+enum { REF_UPS = 4 };
 void ref_logprob_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t target,
-                      double g_logp, double g_entropy, double g_loss, double *dz);
+                      const double g[REF_UPS], double *dz);
 
 /* The same of some columns of a row, those of a list and the target. @in [V]: is a column in the
  * list? NULL: all are. */
 void ref_support(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const uint8_t *in,
                  int64_t target, ref_logprob_row_t *row);
 void ref_support_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab,
-                      const uint8_t *in, int64_t target, double g_logp, double g_entropy,
-                      double g_loss, double *dz);
+                      const uint8_t *in, int64_t target, const double g[REF_UPS], double *dz);
 
 typedef struct ref_distill_opts {
     ref_logprob_opts_t logits; /* temperature, scale, softcap */

@@ -32,7 +32,7 @@ void ref_topk_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, 
     for (int64_t i = 0; i < k; i++) {
         if (ids[i] < 0)
             continue;
-        ref_logprob_grad(o, z, vocab, ids[i], g[i], 0, 0, one);
+        ref_logprob_grad(o, z, vocab, ids[i], (double[REF_UPS]){g[i]}, one);
         for (int64_t j = 0; j < vocab; j++)
             dz[j] += one[j];
     }

@@ -185,6 +185,9 @@ def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
     """The call as torch.compile() sees it."""
     names, tensors, options, kinds, integers, called, reals = [], [], [], [], [], [], []
     for key, value in _flat(given).items():
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], str):  # names
+            options.append((key, tuple(value)))
+            continue
         if isinstance(value, list):  # a table, whose numbers may be others in the next call
             value = torch.tensor(value, dtype=torch.int64, device='cpu')
         if isinstance(value, torch.Tensor):
@@ -202,6 +205,6 @@ def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
     number = _number(name, tuple(names), tuple(kinds), tuple(called), tuple(options), tensors[0].device)
     grad = torch.is_grad_enabled()
     outs = torch.ops.colobridge.run(tensors, number, [grad and t.requires_grad for t in tensors], integers, reals)
-    if len(outs) == 2:
+    if len(outs) == 2 and given.get('outputs') is None:
         return outs[0]
     return tuple(outs[:-1]) if kind is None else kind(*outs[:-1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
 import torch
@@ -24,12 +25,12 @@ from .calls import operator
 from .functions import Function, anchor, saved_tensors
 from .head import ORDINARY, Head, Named, columns_of, partitioned, read
 from .linear_plan import LinearPlan
-from .logprob import MEMBERS, NAMES, per_token, targets_for
+from .logprob import MEMBERS, names_of, per_token, returned, targets_for, without_gradient
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
 from .support import ClassWeight, Support, accompanied, meta
 from .tensors import checked
-from .types import Group, LinearLogprobOptions, LinearNllOptions, Mode, Reduction
+from .types import Group, LinearLogprobOptions, LinearNllOptions, Mode, Output, Reduction
 
 _runs = itertools.count()  # of forwards that added to main_grad
 
@@ -315,13 +316,17 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
                    loss: Literal[True], **options: Unpack[LinearLogprobOptions]
                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
-def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: bool = False,
-                   loss: bool = False, **options: Unpack[LinearLogprobOptions]) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: bool = False, loss: bool = False,
+                   outputs: Sequence[Output], **options: Unpack[LinearLogprobOptions]) -> tuple[torch.Tensor, ...]: ...
+@overload
+def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, entropy: bool = False, loss: bool = False,
+                   outputs: Sequence[Output] | None = None, **options: Unpack[LinearLogprobOptions]
+                   ) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
 
 
-@operator(per_token)
+@operator(per_token, fixed=without_gradient)
 def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, tp_group: Group | None = None, entropy: bool = False, loss: bool = False,
-                   temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
+                   outputs: Sequence[Output] | None = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
                    mode: Mode = 'auto', chunk_size: int | None = None, support: Support | None = None) -> Any:
     """logprob() of the logits hidden x weight^T (+ a bias), which never exist as a whole.
 
@@ -335,6 +340,7 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
         tp_group: the ranks that share the vocabulary in equal shards, if the Head does not say it.
         entropy: as in logprob().
         loss: as in logprob().
+        outputs: as in logprob().
         temperature: as in logprob().
         label_smoothing: as in logprob().
         z_loss: as in logprob().
@@ -364,14 +370,13 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
     if not loss and (label_smoothing or z_loss):
         raise ArgumentError("linear_logprob: label_smoothing and z_loss act on the loss, and logp is "
                             "never smoothed; ask for loss=True, or use linear_nll()")
-    names = NAMES[bool(entropy), bool(loss)]
+    names = names_of(LINEAR_LOGPROB, entropy, loss, outputs, support)
     head = read(LINEAR_LOGPROB, weight, tp_group)
     of = head[0]
-    out = Linear.apply(*prepare(
+    return returned(Linear.apply(*prepare(
         LINEAR_LOGPROB, hidden, head, target, names, mode, None,
         scalars(LINEAR_LOGPROB, temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
-        support=support))
-    return out if len(names) > 1 else out[0]
+        support=support)), outputs, names)
 
 
 @overload

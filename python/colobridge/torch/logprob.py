@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
 import torch
@@ -26,9 +27,11 @@ from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made
 from .rows import Rows, rows_of
 from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta
 from .tensors import checked, of_integers, stream_of, written
-from .types import Group, LogprobOptions, Vocab
+from .types import Group, LogprobOptions, Output, Vocab
 
-DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
+DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl', 'lse')
+# What outputs= may ask for, and its dtype as callers have it; None: that of logp.
+OUTPUTS = {'correct': torch.bool, 'argmax': torch.int64, 'lse': None, 'sum_p2': None, 'mean_logits': None}
 NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
          for h in (False, True) for loss in (False, True)}
 
@@ -139,14 +142,14 @@ class Plan:
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         """(name, what they are like) of tensors that outputs are written to"""
-        kinds = {'correct': torch.uint8, 'n_valid': torch.int64, 'n_invalid': torch.int64}
+        kinds = {'correct': torch.uint8, 'argmax': torch.int64, 'n_valid': torch.int64, 'n_invalid': torch.int64}
         per_token = self.rows.shape if self.plain else (self.rows.count,)
         return [(name, like(() if name[0] == 'n' else per_token, kinds.get(name, self.real), self.device))
                 for name in names]
 
     def view(self, name: str) -> s.Tensor:
         """The library's view of an output of that name, or of its gradient: all but the address."""
-        kinds = {'correct': 'u8', 'n_valid': 'i64', 'n_invalid': 'i64', 'ids': 'i64'}
+        kinds = {'correct': 'u8', 'argmax': 'i64', 'n_valid': 'i64', 'n_invalid': 'i64', 'ids': 'i64'}
         shape = (1,) if name[0] == 'n' else (self.rows.count, *self.trailing())
         return make(0, s.DTYPE[kinds[name]] if name in kinds else torch_dtype(self.real), shape, contiguous(shape),
                     *((s.MEM_CUDA, self.device.index) if self.cuda else (s.MEM_HOST, -1)))
@@ -364,7 +367,7 @@ def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...],
     if members.get('segment') == -1:
         members['segment'] = -(-vocab // 128) * 16
     return dict(members, has_class_weight=class_weight is not None,
-                **{'want_' + name: name in names for name in ('entropy', 'loss', 'correct')})
+                **{'want_' + name: name in names for name in ('entropy', 'loss', *OUTPUTS)})
 
 
 def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
@@ -440,8 +443,34 @@ def first_of(given: dict[str, Any]) -> Any:
 
 
 def per_token(given: dict[str, Any]) -> list[tuple[Any, Any]]:
-    one = given['target'].shape, real_of(first_of(given).dtype)
-    return [one] * (1 + bool(given.get('entropy')) + bool(given.get('loss')))
+    shape, real = given['target'].shape, real_of(first_of(given).dtype)
+    return [(shape, real)] * (1 + bool(given.get('entropy')) + bool(given.get('loss'))) + [
+        (shape, OUTPUTS[name] or real) for name in given.get('outputs') or ()]
+
+
+def without_gradient(options: dict[str, Any]) -> tuple[int, ...]:
+    """Which of per_token()'s"""
+    first = 1 + bool(options.get('entropy')) + bool(options.get('loss'))
+    return tuple(first + i for i, name in enumerate(options.get('outputs') or ()) if name not in DIFFERENTIABLE)
+
+
+def names_of(what: str, entropy: Any, loss: Any, more: Any, support: Any) -> tuple[str, ...]:
+    """What a call asks for. ValueError: what is no output, or asked for twice"""
+    names = NAMES[bool(entropy), bool(loss)]
+    if more is None:
+        return names
+    if isinstance(more, str) or not all(name in OUTPUTS for name in more) or len(set(more)) < len(more):
+        raise ArgumentError("%s: outputs is %r, expected a tuple of some of %s, each once" % (what, more, ', '.join(map(repr, OUTPUTS))))
+    if support is not None and 'mean_logits' in more:
+        raise ArgumentError("%s: outputs has 'mean_logits', which is over the vocabulary, and support is given; leave one out" % what)
+    return (*names, *more)
+
+
+def returned(out: tuple[Any, ...], more: Any, names: tuple[str, ...]) -> Any:
+    """As callers have what they asked for"""
+    if more is None:
+        return out if len(out) > 1 else out[0]
+    return tuple(t.view(torch.bool) if name == 'correct' else t for t, name in zip(out, names))
 
 
 LOGPROB = Named('logprob')
@@ -461,13 +490,16 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entrop
             **options: Unpack[LogprobOptions]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 @overload
 def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entropy: bool = False, loss: bool = False,
-            **options: Unpack[LogprobOptions]) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
+            outputs: Sequence[Output], **options: Unpack[LogprobOptions]) -> tuple[torch.Tensor, ...]: ...
+@overload
+def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entropy: bool = False, loss: bool = False,
+            outputs: Sequence[Output] | None = None, **options: Unpack[LogprobOptions]) -> torch.Tensor | tuple[torch.Tensor, ...]: ...
 
 
-@operator(per_token)
+@operator(per_token, fixed=without_gradient)
 def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_group: Group | None = None, vocab: Vocab | None = None,
-            entropy: bool = False, loss: bool = False, temperature: float = 1.0, softcap: float | None = None,
-            label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
+            entropy: bool = False, loss: bool = False, outputs: Sequence[Output] | None = None, temperature: float = 1.0,
+            softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
             inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
     """Log-probability of targets under logits whose columns are shards of the vocabulary.
 
@@ -486,6 +518,9 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_gro
             another vocabulary whose shard is the same on some ranks.
         entropy: also return the entropy, in nats.
         loss: also return the cross entropy, with label_smoothing and z_loss.
+        outputs: also return what is named, of the same read and gather: "correct" (bool: is the target the argmax?), "argmax" (int64:
+            the id of the largest x, the lowest one on ties), "lse" (M + log Sum, differentiable), "sum_p2" (the sum of p^2),
+            "mean_logits" (the mean of x over [0, V)). An ignored token has False, -1 and 0, a row of NaN False, -1 and NaN.
         temperature: > 0.
         softcap: > 0, or None: no cap.
         label_smoothing: in [0, 1], of the loss alone; logp is never smoothed.
@@ -499,7 +534,7 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_gro
 
     Returns:
         logp [...], or a tuple (logp, entropy, loss) of those that were asked for, each differentiable in the logits; f32 (f64 of
-        f64 logits), the same bits on every rank.
+        f64 logits), the same bits on every rank. With outputs a tuple: these, and behind them the outputs in their order.
 
     Raises:
         ValueError: shapes, dtypes, devices, options.
@@ -513,13 +548,15 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_gro
         >>> logp, entropy = ct.logprob(logits, torch.tensor([1, -100]), entropy=True)
         >>> [round(x, 3) for x in logp.tolist()]
         [-1.386, 0.0]
+        >>> logp, argmax, lse = ct.logprob(logits, torch.tensor([1, 2]), outputs=("argmax", "lse"))
+        >>> argmax.tolist(), [round(x, 3) for x in lse.tolist()]
+        ([0, 0], [1.386, 1.386])
     """
     if not loss and (label_smoothing or z_loss):
         raise ArgumentError("logprob: label_smoothing and z_loss act on the loss, and logp is never "
                             "smoothed; ask for loss=True, or use nll()")
-    names = NAMES[bool(entropy), bool(loss)]
-    out = VocabParallel.apply(*planned(
+    names = names_of(LOGPROB, entropy, loss, outputs, support)
+    return returned(VocabParallel.apply(*planned(
         LOGPROB, vocab_parallel_logits, target, names, tp_group, columns_of(LOGPROB, vocab), inplace_backward,
         scalars(LOGPROB, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant),
-        support=support))
-    return out if len(names) > 1 else out[0]
+        support=support)), outputs, names)

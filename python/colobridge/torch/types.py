@@ -26,6 +26,8 @@ Side: TypeAlias = 'Layout | Grid | DeviceMesh | str | Mapping[str, int]'
 Vocab: TypeAlias = 'int | tuple[int, int | None]'
 Reduction: TypeAlias = Literal['none', 'mean', 'sum']
 Divergence: TypeAlias = Literal['forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance']
+# What logprob() and linear_logprob() return besides, if they are asked for it.
+Output: TypeAlias = Literal['correct', 'argmax', 'lse', 'sum_p2', 'mean_logits']
 Mode: TypeAlias = Literal['auto', 'logprob', 'keep']
 Device: TypeAlias = 'torch.device | str'
 # Integers in host memory.

@@ -56,7 +56,7 @@ colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *up
     double by = 1;
     if (up->scale) {
         double most = 0;
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < COLO_LINEAR_UPS; k++)
             for (int64_t i = 0; up->to[k] && i < r->rows; i++) {
                 const double v = fabs(upstream_of(up, k, r->token_of[i]) * mean);
                 most = v > most && isfinite(v) ? v : most;
@@ -69,7 +69,7 @@ colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *up
         up->scale[2] = 1;
         by = up->lift / most;
     }
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < COLO_LINEAR_UPS; k++)
         for (int64_t i = 0; up->to[k] && i < r->rows; i++)
             colo_scalar_put(up->dtype, up->to[k], i,
                             upstream_of(up, k, r->token_of[i]) * mean * by);
@@ -102,9 +102,15 @@ colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *scatter,
     scatter_one(scatter, scatter->from.entropy, scatter->to.entropy);
     scatter_one(scatter, scatter->from.loss, scatter->to.loss);
     scatter_one(scatter, scatter->from.weight, scatter->to.weight);
-    for (int64_t token = 0; scatter->to.correct && token < scatter->rows->tokens; token++) {
-        int64_t row = scatter->rows->row_of[token];
-        scatter->to.correct[token] = row >= 0 ? scatter->from.correct[row] : 0;
+    scatter_one(scatter, scatter->from.lse, scatter->to.lse);
+    scatter_one(scatter, scatter->from.sum_p2, scatter->to.sum_p2);
+    scatter_one(scatter, scatter->from.mean_logits, scatter->to.mean_logits);
+    for (int64_t token = 0; token < scatter->rows->tokens; token++) {
+        const int64_t row = scatter->rows->row_of[token];
+        if (scatter->to.correct)
+            scatter->to.correct[token] = row >= 0 ? scatter->from.correct[row] : 0;
+        if (scatter->to.argmax)
+            scatter->to.argmax[token] = row >= 0 ? scatter->from.argmax[row] : -1;
     }
     if (scatter->to.n_valid)
         *scatter->to.n_valid = scatter->rows->counts[COLO_LINEAR_VALID];

@@ -99,7 +99,7 @@ static int next_tile(const struct colo_logprob_args *args, int64_t token, struct
 
 /* What one shard knows about one row. */
 struct row {
-    double m, s, u, d, xt, w;
+    double m, s, u, d, xt, w, q;
     int64_t arg;
 };
 
@@ -147,8 +147,14 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
         for (int i = 0; i < n; i++) {
             double v = colo_scalar_round(stat, x[i]);
             if (!(v < INFINITY)) /* +inf or NaN: nothing of this row can be said */
-                return (struct row){
-                    .m = NAN, .s = NAN, .u = NAN, .d = NAN, .xt = NAN, .w = NAN, .arg = -1};
+                return (struct row){.m = NAN,
+                                    .s = NAN,
+                                    .u = NAN,
+                                    .d = NAN,
+                                    .xt = NAN,
+                                    .w = NAN,
+                                    .q = NAN,
+                                    .arg = -1};
             if (v > top) {
                 top = v;
                 arg = i;
@@ -165,12 +171,13 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
                 double down = row.m - top, c = exp(down);
                 row.u = c > 0 ? c * (row.u + down * row.s) : 0;
                 row.s *= c;
+                row.q *= c * c;
                 row.d += seen * down;
             }
             row.m = top;
             row.arg = args->config.logits.vocab_start + (left.listed ? column[arg] : *column + arg);
         }
-        double s = 0, u = 0, d = 0;
+        double s = 0, u = 0, d = 0, q = 0;
         for (int i = 0; i < n; i++) {
             if (x[i] == -INFINITY) { /* also all that a tile has while m still is -inf */
                 gone = true;
@@ -179,11 +186,13 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
             double dx = x[i] - row.m, e = exp(dx);
             s += e;
             d += dx;
+            q += e * e;
             if (want_u && e > 0)
                 u += e * dx;
         }
         row.s += s;
         row.u += u;
+        row.q += q;
         row.d += weighs ? weighted_sum(args, *column, n, x, row.m, &seen, &off) : d;
         seen += weighs ? 0 : n;
     }
@@ -221,6 +230,8 @@ static void shard_stats(const struct colo_logprob_args *args)
             ((int64_t *)(block + offsets->arg))[k] = row.arg;
         if (offsets->w >= 0)
             colo_scalar_put(args->stat_dtype, block + offsets->w, k, row.w);
+        if (offsets->q >= 0)
+            colo_scalar_put(args->stat_dtype, block + offsets->q, k, row.q);
         if (offsets->wt >= 0) {
             const int64_t j = target - args->config.logits.vocab_start;
             const bool own = target != args->config.ignore_index &&
@@ -291,13 +302,14 @@ static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_
                  h = args->saved[2 * args->tokens + token];
     const double g_p = upstream(args, args->upstream.d_logp, token),
                  g_h = upstream(args, args->upstream.d_entropy, token),
-                 g_l = upstream(args, args->upstream.d_loss, token);
+                 g_l = upstream(args, args->upstream.d_loss, token),
+                 g_s = upstream(args, args->upstream.d_lse, token);
     const bool weighs = cfg->has_class_weight;
     const double e = args->smoothing, w_t = weighs ? args->saved[3 * args->tokens + token] : 1,
                  z = 2 * cfg->z_loss * (m + log_sum),
                  p_l =
                      weighs ? w_t * (1 - e + z) + e * args->saved[4 * args->tokens + token] : 1 + z;
-    const double a = -g_p + g_l * p_l + g_h * (log_sum - h), b = -g_h,
+    const double a = -g_p + g_l * p_l + g_h * (log_sum - h) + g_s, b = -g_h,
                  c = g_p - w_t * (1 - e) * g_l,
                  d = -e * g_l / (double)(args->own ? args->own : cfg->logits.vocab);
     double x[TILE];

@@ -239,22 +239,29 @@ colo_status_t colo_linear_check_out(const colo_linear_logprob_t *linear,
 }
 
 colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
-                                         const colo_linear_logprob_upstream_t *up, int64_t tokens,
-                                         bool factor)
+                                         const colo_linear_logprob_upstream_t *given,
+                                         int64_t tokens, bool factor,
+                                         colo_linear_logprob_upstream_t *up)
 {
     const colo_tensor_t like = like_tokens(linear, tokens);
     const colo_dtype_t dtype = linear->stat_dtype;
-    COLO_TRY(COLO_SIZED_CHECK(up, mean, "linear: upstream", "COLO_LINEAR_LOGPROB_UPSTREAM_INIT"));
-    COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->mean), COLO_ERR_ARG,
-                 "linear: upstream has logp %g, entropy %g, mean %d, expected loss and d_loss[0] "
-                 "only in backward of mode early",
-                 up->logp, up->entropy, up->mean);
+    *up = (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT};
+    COLO_TRY(
+        COLO_SIZED_READ(up, given, lse, "linear: upstream", "COLO_LINEAR_LOGPROB_UPSTREAM_INIT"));
+    COLO_FAIL_IF(factor && (up->logp != 0 || up->entropy != 0 || up->lse != 0 || up->mean),
+                 COLO_ERR_ARG,
+                 "linear: upstream has logp %g, entropy %g, lse %g, mean %d, expected loss and "
+                 "d_loss[0] only in backward of mode early",
+                 up->logp, up->entropy, up->lse, up->mean);
+    COLO_FAIL_IF(up->lse != 0 && !linear->config.logprob.want_lse, COLO_ERR_ARG,
+                 "linear: upstream.lse is %g, config.want_lse is false", up->lse);
     COLO_FAIL_IF(up->entropy != 0 && !linear->config.logprob.want_entropy, COLO_ERR_ARG,
                  "linear: upstream.entropy is %g, config.want_entropy is false", up->entropy);
     COLO_FAIL_IF(up->loss != 0 && !linear->config.logprob.want_loss && !factor, COLO_ERR_ARG,
                  "linear: upstream.loss is %g, config.want_loss is false", up->loss);
     COLO_TRY(colo_loss_check_array(up->d_logp, "d_logp", dtype, tokens, 0, &like));
     COLO_TRY(colo_loss_check_array(up->d_entropy, "d_entropy", dtype, tokens, 0, &like));
+    COLO_TRY(colo_loss_check_array(up->d_lse, "d_lse", dtype, tokens, 0, &like));
     return colo_loss_check_array(up->d_loss, "d_loss", dtype, factor ? 1 : tokens, 0, &like);
 }
 

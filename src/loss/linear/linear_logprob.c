@@ -159,23 +159,23 @@ static double lift_of(const struct colo_linear_call *call)
 static colo_status_t make_upstream(struct colo_linear_call *call,
                                    const colo_linear_logprob_upstream_t *up)
 {
-    const bool wanted[3] = {up->logp != 0, up->entropy != 0, up->loss != 0};
+    const bool wanted[] = {up->logp != 0, up->entropy != 0, up->loss != 0, up->lse != 0};
     struct colo_linear_upstream_rows rows = {
         .rows = &call->rows,
         .dtype = call->linear->stat_dtype,
         .from = {colo_loss_address(up->d_logp), colo_loss_address(up->d_entropy),
-                 colo_loss_address(up->d_loss)},
-        .factor = {up->logp, up->entropy, up->loss},
+                 colo_loss_address(up->d_loss), colo_loss_address(up->d_lse)},
+        .factor = {up->logp, up->entropy, up->loss, up->lse},
         .mean = up->mean,
         .scale = call->scale ? call->scale : colo_linear_place(call->workspace, call->memory.scale),
         .lift = lift_of(call),
         .exact = call->size.segment > 0,
     };
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < COLO_LINEAR_UPS; i++)
         rows.to[i] = wanted[i] ? colo_linear_place(call->workspace, call->memory.up[i]) : NULL;
     call->scale = rows.scale;
     call->args.upstream = (struct colo_logprob_upstream){
-        .d_logp = rows.to[0], .d_entropy = rows.to[1], .d_loss = rows.to[2]};
+        .d_logp = rows.to[0], .d_entropy = rows.to[1], .d_loss = rows.to[2], .d_lse = rows.to[3]};
     return call->linear->kernels->rows_upstream(&rows, call->main);
 }
 
@@ -275,6 +275,7 @@ static const char saved_what[] = "linear: saved", saved_init[] = "COLO_LINEAR_LO
 
 static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool early,
                                   const colo_linear_logprob_upstream_t *upstream,
+                                  colo_linear_logprob_upstream_t *up,
                                   const colo_linear_logprob_saved_t *saved,
                                   const void *saved_memory, const struct colo_linear_size *size,
                                   struct colo_linear_saved *offsets)
@@ -285,7 +286,7 @@ static colo_status_t check_saving(const colo_linear_logprob_t *linear, bool earl
                  early ? "early" : "forward", (int)linear->config.mode, saved ? "given" : "NULL",
                  (int)COLO_LINEAR_LOGPROB_EARLY);
     if (early)
-        COLO_TRY(colo_linear_check_upstream(linear, upstream, size->tokens, false));
+        COLO_TRY(colo_linear_check_upstream(linear, upstream, size->tokens, false, up));
     if (!saved)
         return saved_memory
                    ? colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL")
@@ -309,10 +310,12 @@ static colo_status_t forward(const colo_linear_logprob_t *linear,
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     const colo_linear_logprob_batch_t *batch = &call.batch;
     struct colo_linear_saved offsets = nowhere;
+    colo_linear_logprob_upstream_t up;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, pass, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, given, out, pass);
-    COLO_THEN(st, check_saving(linear, early, upstream, saved, saved_memory, &call.size, &offsets));
+    COLO_THEN(
+        st, check_saving(linear, early, upstream, &up, saved, saved_memory, &call.size, &offsets));
     COLO_TRY(ready(linear, &call.size, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = linear,
@@ -341,7 +344,7 @@ static colo_status_t forward(const colo_linear_logprob_t *linear,
     call.shared = made.d_weight;
     const struct colo_linear_tokens tokens = {batch->hidden, batch->targets, &made.support,
                                               made.class_weight.data, batch->lora};
-    COLO_TRY(run(&call, &tokens, call.size.makes_d_logits ? upstream : NULL));
+    COLO_TRY(run(&call, &tokens, call.size.makes_d_logits ? &up : NULL));
     return saved ? COLO_SIZED_WRITE(saved, &made, saved_what, saved_init) : COLO_OK;
 }
 
@@ -368,16 +371,15 @@ colo_status_t colo_linear_logprob_early(colo_linear_logprob_t *linear,
 
 /* ---- backward ---- */
 
-static colo_status_t check_backward(struct colo_linear_call *call,
-                                    const colo_linear_logprob_saved_t *saved,
-                                    const colo_linear_logprob_upstream_t *up,
-                                    const colo_linear_logprob_grads_t *grads,
-                                    struct colo_linear_saved *offsets)
+static colo_status_t
+check_backward(struct colo_linear_call *call, const colo_linear_logprob_saved_t *saved,
+               const colo_linear_logprob_upstream_t *upstream, colo_linear_logprob_upstream_t *up,
+               const colo_linear_logprob_grads_t *grads, struct colo_linear_saved *offsets)
 {
     const colo_linear_logprob_t *linear = call->linear;
     COLO_TRY(colo_linear_check_saved(linear, saved));
-    COLO_TRY(colo_linear_check_upstream(linear, up, saved->hidden.shape[0],
-                                        linear->config.mode == COLO_LINEAR_LOGPROB_EARLY));
+    COLO_TRY(colo_linear_check_upstream(linear, upstream, saved->hidden.shape[0],
+                                        linear->config.mode == COLO_LINEAR_LOGPROB_EARLY, up));
     COLO_TRY(colo_linear_check_grads(linear, grads, &saved->hidden));
     COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, saved->hidden.shape[0],
                                   saved->max_valid, &call->size));
@@ -403,9 +405,10 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
     COLO_RANGE();
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     struct colo_linear_saved offsets;
+    colo_linear_logprob_upstream_t up;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, 0, 0, &call.size);
-    colo_status_t st = check_backward(&call, saved, upstream, grads, &offsets);
+    colo_status_t st = check_backward(&call, saved, upstream, &up, grads, &offsets);
     COLO_TRY(ready(linear, &call.size, "linear logprob backward", st));
     if (!colo_linear_makes_grads(&call.size))
         return COLO_OK;
@@ -417,7 +420,7 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
     const struct colo_linear_tokens tokens = {&saved->hidden, &saved->targets, &saved->support,
                                               weighs ? saved->class_weight.data : NULL,
                                               narrow ? &lora : NULL};
-    COLO_TRY(run(&call, &tokens, upstream));
+    COLO_TRY(run(&call, &tokens, &up));
     if ((call.size.keeps && call.size.in_place) || shares(&call.size))
         saved->valid = false;
     return COLO_OK;
@@ -435,10 +438,11 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
     COLO_RANGE();
     struct colo_linear_call call = {.linear = linear, .workspace = workspace, .main = stream};
     const colo_linear_logprob_batch_t *batch = &call.batch;
+    colo_linear_logprob_upstream_t up;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_LOSS, 0, 0, &call.size);
     colo_status_t st = check_forward(&call, given, out, COLO_LINEAR_LOGPROB_LOSS);
-    COLO_THEN(st, colo_linear_check_upstream(linear, upstream, call.size.tokens, false));
+    COLO_THEN(st, colo_linear_check_upstream(linear, upstream, call.size.tokens, false, &up));
     COLO_THEN(st, colo_linear_check_grads(linear, grads, batch->hidden));
     COLO_THEN(st, place_grads(&call, grads));
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
@@ -446,5 +450,5 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
     place_saved(&call, NULL, &nowhere);
     const struct colo_linear_tokens tokens = {batch->hidden, batch->targets, &support,
                                               colo_loss_address(batch->class_weight), batch->lora};
-    return run(&call, &tokens, upstream);
+    return run(&call, &tokens, &up);
 }

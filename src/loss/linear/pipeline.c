@@ -173,6 +173,10 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call,
         .loss = colo_linear_place(call->workspace, call->memory.loss),
         .correct = colo_linear_place(call->workspace, call->memory.correct),
         .weight = colo_linear_place(call->workspace, call->memory.weight),
+        .argmax = colo_linear_place(call->workspace, call->memory.argmax),
+        .lse = colo_linear_place(call->workspace, call->memory.lse),
+        .sum_p2 = colo_linear_place(call->workspace, call->memory.sum_p2),
+        .mean_logits = colo_linear_place(call->workspace, call->memory.mean_logits),
     };
     COLO_TRY(linear->kernels->rows_compact(&call->rows, call->main));
     if (call->size.pass != COLO_LINEAR_LOGPROB_BACKWARD)

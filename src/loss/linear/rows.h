@@ -36,6 +36,8 @@ struct colo_linear_rows {
     int64_t *counts;      /* [COLO_LINEAR_COUNTS] */
 };
 
+enum { COLO_LINEAR_UPS = 4 };
+
 /* per-token values to rows: to[k][row] = factor[k] * (from[k] ? from[k][token] : 1), divided by
  * counts[VALID] with mean (0 when that is 0); 0 in rows without a token; to[k] NULL: not made.
  *
@@ -46,10 +48,10 @@ struct colo_linear_rows {
  */
 struct colo_linear_upstream_rows {
     const struct colo_linear_rows *rows;
-    colo_dtype_t dtype; /* stat dtype, of from and to */
-    const void *from[3];
-    double factor[3];
-    void *to[3];
+    colo_dtype_t dtype;                /* stat dtype, of from and to */
+    const void *from[COLO_LINEAR_UPS]; /* of logp, entropy, loss, lse */
+    double factor[COLO_LINEAR_UPS];
+    void *to[COLO_LINEAR_UPS];
     bool mean;
     float *scale; /* [COLO_LINEAR_SCALE], written; NULL: values are as said */
     double lift;
@@ -91,8 +93,8 @@ struct colo_linear_convert {
     int64_t rows, columns;
 };
 
-/* per-row values to tokens: 0 for an ignored token, NaN (correct: 0) for a dropped one; NULL
- * members of to are not written; n_valid and n_invalid come from the counts */
+/* per-row values to tokens: 0 (argmax: -1) for an ignored token, NaN (correct: 0) for a dropped
+ * one; NULL members of to are not written; n_valid and n_invalid come from the counts */
 struct colo_linear_scatter {
     const struct colo_linear_rows *rows;
     colo_dtype_t dtype;           /* stat dtype */

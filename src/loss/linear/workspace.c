@@ -329,9 +329,15 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
     memory->loss = put(&bytes, &ok, outputs && config->logprob.want_loss, rows, stat, 1);
     memory->correct = put(&bytes, &ok, outputs && config->logprob.want_correct, rows, 1, 1);
     memory->weight = put(&bytes, &ok, outputs && config->logprob.has_class_weight, rows, stat, 1);
+    memory->argmax = put(&bytes, &ok, outputs && config->logprob.want_argmax, rows, 8, 1);
+    memory->lse = put(&bytes, &ok, outputs && config->logprob.want_lse, rows, stat, 1);
+    memory->sum_p2 = put(&bytes, &ok, outputs && config->logprob.want_sum_p2, rows, stat, 1);
+    memory->mean_logits =
+        put(&bytes, &ok, outputs && config->logprob.want_mean_logits, rows, stat, 1);
     memory->up[0] = put(&bytes, &ok, d_z, rows, stat, 1);
     memory->up[1] = put(&bytes, &ok, d_z && config->logprob.want_entropy, rows, stat, 1);
     memory->up[2] = put(&bytes, &ok, d_z && config->logprob.want_loss, rows, stat, 1);
+    memory->up[3] = put(&bytes, &ok, d_z && config->logprob.want_lse, rows, stat, 1);
     memory->scale = put(&bytes, &ok, size->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE,
                         sizeof(float), 1);
     memory->stats = put(&bytes, &ok, size->piecewise, rows,

@@ -5,6 +5,7 @@
 #define COLO_LOSS_LINEAR_WORKSPACE_H
 
 #include "core/device.h"
+#include "loss/linear/rows.h"
 #include "loss/loss.h"
 
 #include <colobridge/linear_logprob.h>
@@ -70,8 +71,8 @@ static inline bool colo_linear_makes_grads(const struct colo_linear_size *size)
 /* Byte offsets in a workspace; -1: not there. */
 struct colo_linear_memory {
     int64_t row_of, token_of, row_targets, counts;
-    int64_t logp, entropy, loss, correct, weight; /* per row */
-    int64_t up[3], scale, stats, blocks;
+    int64_t logp, entropy, loss, correct, weight, argmax, lse, sum_p2, mean_logits; /* per row */
+    int64_t up[COLO_LINEAR_UPS], scale, stats, blocks;
     int64_t z[2], dz[2], h[2]; /* chunks; joined ones: z in place, dz and h */
     int64_t d_h, d_hidden;     /* as h; [T, H] before a reduce-scatter */
     int64_t d_h_sum;           /* chunk, of the sum dtype; with segments one a level of the tree */
@@ -175,10 +176,12 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
 colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
                                       const colo_linear_logprob_batch_t *given,
                                       colo_linear_logprob_batch_t *batch);
-/* @tokens: how long its arrays are; @factor: that of early's backward */
+/* Reads the caller's @given into *@up. @tokens: how long its arrays are; @factor: that of early's
+ * backward */
 colo_status_t colo_linear_check_upstream(const colo_linear_logprob_t *linear,
-                                         const colo_linear_logprob_upstream_t *up, int64_t tokens,
-                                         bool factor);
+                                         const colo_linear_logprob_upstream_t *given,
+                                         int64_t tokens, bool factor,
+                                         colo_linear_logprob_upstream_t *up);
 colo_status_t colo_linear_check_out(const colo_linear_logprob_t *linear,
                                     const colo_logprob_out_t *given, int64_t tokens,
                                     struct colo_logprob_out *out);
