@@ -183,6 +183,9 @@ MUTANTS = {
         'torch/placed.py', 'if list(here) != list(want):', 'if False:', 'test_torch_dtensor.py', 'a_bridge_takes'),
     'equal shards are those of a whole DTensor': (
         'compat.py', "if hasattr(weight, 'placements'):", 'if False:', 'test_torch_dtensor.py', 'drop_ins'),
+    'a call fails while another thread imports DTensors': (
+        'torch/functions.py', "getattr(sys.modules.get('torch.distributed.tensor'), 'DTensor', None)",
+        "sys.modules['torch.distributed.tensor'].DTensor", 'test_torch_dtensor.py', 'another_thread'),
     'the gradient of an output may be a DTensor, which has no memory': (
         'torch/functions.py', 'if has_dtensor(grads):', 'if False:', 'test_torch_dtensor.py', 'other_calls'),
     'rows of over_chunks have the gradient of one rank': (

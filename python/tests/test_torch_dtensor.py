@@ -2,6 +2,8 @@
 """DTensors as arguments: heads of tensor and data parallelism over meshes of one and two dims, heads in FSDP2's units, tokens
 and logits; what is refused; groups that may not overlap. Against plain PyTorch in f64 on one rank."""
 import functools
+import sys
+import types
 
 import pytest
 
@@ -596,3 +598,11 @@ def over_chunks_of_dtensors(rank):
 def test_over_chunks_takes_heads_that_are_placed(world):
     for said in world.run(over_chunks_of_dtensors):
         assert 'all ranks of tp_group have the whole weight' in said, said
+
+
+def test_a_call_while_another_thread_imports_dtensors(monkeypatch):
+    """torch.testing imports them, for example, in the first comparison of a rank that is a thread."""
+    x = torch.randn(3, 4)
+    want = ct.nll(x, torch.zeros(3, dtype=torch.int64))
+    monkeypatch.setitem(sys.modules, 'torch.distributed.tensor', types.ModuleType('torch.distributed.tensor'))
+    assert torch.equal(ct.nll(x, torch.zeros(3, dtype=torch.int64)), want)

@@ -33,8 +33,8 @@ def unrecorded() -> None:
 
 
 def has_dtensor(values: Any) -> bool:
-    tensor = sys.modules.get('torch.distributed.tensor')  # None: nobody can have made one
-    return tensor is not None and tensor.DTensor in map(type, values)
+    kind = getattr(sys.modules.get('torch.distributed.tensor'), 'DTensor', None)  # another thread may import it right now
+    return kind is not None and kind in map(type, values)
 
 
 def saved_tensors(ctx: Any, what: str) -> Any:
