@@ -86,7 +86,7 @@ class BridgeConfig(c.Structure):
 class Packing(c.Structure):
     _fields_ = [('struct_size', size_t), ('nseqs', i64), ('seq_len', P), ('seq_dp', P), ('seq_cp', P),
                 ('seq_first', P), ('split', INT), ('piece_start', P), ('piece_len', P), ('piece_owner', P),
-                ('seq_room', P)]
+                ('seq_room', P), ('halo_before', i64)]
 
 
 class Segments(c.Structure):
@@ -434,6 +434,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_nodes_create': (INT, [_p(P), P, i64]),
     'colo_nodes_destroy': (None, [_p(P)]),
     'colo_packing_index': (INT, [_p(Packing), _p(Layout), i64, P]),
+    'colo_packing_pieces': (INT, [_p(Packing), _p(Layout), i64, P, P]),
     'colo_packing_rows': (INT, [_p(Packing), _p(Layout), i64, P]),
     'colo_partition_check': (INT, [_p(Partition)]),
     'colo_partition_count': (i64, [_p(Partition)]),

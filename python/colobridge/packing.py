@@ -4,6 +4,7 @@ import array
 import ctypes as c
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -54,6 +55,7 @@ class Packing(Comparable):
             integer, of which these are the next multiples ("contiguous": the sum of a replica is one, by positions behind its
             last sequence); None: none but its own. Padding never travels, is 0 at a destination, and gets the gradient 0 at a
             source; the two sides may differ in it.
+        halo: as with_halo()'s before.
 
     Raises:
         ValueError: tables of other kinds or lengths. A bridge, and rows(), check their values.
@@ -66,7 +68,7 @@ class Packing(Comparable):
     """
 
     def __init__(self, cu_seqlens: Any = None, *, seq_len: Any = None, split: str = 'zigzag', cp: Any = None,
-                 first: Any = None, dp: Any = None, pieces: Any = None, pad_to: Any = None):
+                 first: Any = None, dp: Any = None, pieces: Any = None, pad_to: Any = None, halo: int = 0):
         held = table('packing', 'seq_len', lengths('packing', 'seq_len', seq_len, 'cu_seqlens', cu_seqlens))
         n = len(held)
         self.split = 'table' if pieces is not None else split
@@ -92,10 +94,14 @@ class Packing(Comparable):
         self._tables = {name: None if t is None else table('packing', name, t) for name, t in given.items()}
         for name, said in (('seq_dp', 'dp'), ('seq_cp', 'cp'), ('seq_first', 'first'), ('seq_room', 'pad_to')):
             require_entries('packing', said, self._tables[name], n, 'sequence')
-        self._fill(s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split]), self._tables)
-        self._key = self.split.encode() + self._key
+        self.halo = operator.index(halo)
+        if not 0 <= self.halo < 1 << 63:
+            raise ArgumentError("packing: halo is %d, expected >= 0 rows" % self.halo)
+        self._fill(s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split], halo_before=self.halo),
+                   self._tables)
+        self._key = b'%s %d ' % (self.split.encode(), self.halo) + self._key
         self._again: dict[str, Any] = {'seq_len': held, 'pad_to': self._tables['seq_room'], 'split': self.split, 'pieces': pieces and [
-            [(int(count), int(owner)) for count, owner in of] for of in pieces]}  # the arguments that make it again
+            [(int(count), int(owner)) for count, owner in of] for of in pieces], 'halo': self.halo}  # the arguments that make it again
         self._again.update((name[4:], self._tables[name]) for name in ('seq_dp', 'seq_cp', 'seq_first'))
 
     @property
@@ -104,7 +110,7 @@ class Packing(Comparable):
         return list(self._tables['seq_len'] or ())
 
     def with_split(self, split: str, *, cp: Any = None, first: Any = None, pad_to: Any = None) -> 'Packing':
-        """The same sequences on the same replicas, cut in another way. Their padding does not come along.
+        """The same sequences on the same replicas, cut in another way. Their padding and halos do not come along.
 
         Args:
             split: as Packing's, and so are the others.
@@ -121,6 +127,25 @@ class Packing(Comparable):
         return Packing(seq_len=self._tables['seq_len'], dp=self._tables['seq_dp'], split=split, cp=cp, first=first,
                        pad_to=pad_to)
 
+    def with_halo(self, before: int) -> 'Packing':
+        """The same packing with rows in front of each piece, for a short convolution or a token shift; of a destination.
+
+        A piece is a maximal run of positions of one sequence that follow each other on one rank; cu_pieces() says where they
+        begin. Rows before a sequence's first are 0, and so are those in front of padding alone. A row that a rank lacks travels
+        to it once. Its gradient is the sum over all pieces that have it, its own piece first, then by position, in fp32 for
+        16-bit dtypes, rounded once.
+
+        Args:
+            before: rows in front of each piece, >= 0; W - 1 for a causal convolution of width W. They may lie on several ranks.
+
+        Returns:
+            Another packing.
+
+        Raises:
+            ValueError: before < 0. A bridge, and rows(), refuse it with the split "whole".
+        """
+        return Packing(**dict(self._again, halo=before))
+
     def _layout(self, layout: Any) -> Layout:
         if layout is not None:
             return layout if isinstance(layout, Layout) else Layout.dst(layout)
@@ -132,7 +157,7 @@ class Packing(Comparable):
         return Layout.dst('cp=%d' % n)
 
     def rows(self, rank: int, layout: Any = None) -> int:
-        """How many rows a rank holds.
+        """How many rows a rank holds, halos and padding included.
 
         Args:
             rank: the world rank.
@@ -154,7 +179,8 @@ class Packing(Comparable):
         return out[:n], out[n:]
 
     def positions(self, rank: int, layout: Any = None) -> list[int]:
-        """Of each row of a rank, its position in its sequence: position ids. Those of padding go on behind its end.
+        """Of each row of a rank, its position in its sequence: position ids. Those of padding go on behind its end, those of a
+        halo in front of the sequence are below 0.
 
         Args:
             rank: the world rank.
@@ -199,6 +225,30 @@ class Packing(Comparable):
         ids = self._index(rank, layout)[1]
         return [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]] + [len(ids)]
 
+    def cu_pieces(self, rank: int, layout: Any = None) -> list[int]:
+        """Where the pieces of a rank, as with_halo() has them, begin in its tensor, each with its halo.
+
+        Args:
+            rank: the world rank.
+            layout: as rows()'s.
+
+        Returns:
+            [0, n0, n0 + n1, ..], in rows.
+
+        Raises:
+            ValueError: as rows().
+
+        Example:
+            >>> import colobridge
+            >>> colobridge.Packing([0, 8, 12], cp=2).with_halo(3).cu_pieces(0)     # positions 0 1, 6 7; 0, 3
+            [0, 5, 10, 14, 18]
+        """
+        layout = self._layout(layout)
+        n = result(s.i64, 'colo_packing_pieces', self._raw, layout._raw, rank, None).value
+        out = array.array('q', bytes(8 * (n + 1)))
+        result(s.i64, 'colo_packing_pieces', self._raw, layout._raw, rank, out.buffer_info()[0])
+        return out.tolist()
+
     def continues(self, rank: int, layout: Any = None) -> bool:
         """Does the first sequence of a rank begin on another rank, so that the state of a scan comes from there?
 
@@ -213,7 +263,7 @@ class Packing(Comparable):
             ValueError: as rows().
         """
         positions = self._index(rank, layout)[0]
-        return len(positions) > 0 and positions[0] > 0
+        return len(positions) > 0 and positions[0] + self.halo > 0
 
     def _of(self, replica: int, n: int) -> 'Packing':
         """The sequences of one of @n replicas; all of them, if there is no dp."""
@@ -224,7 +274,7 @@ class Packing(Comparable):
             if not 0 <= of < n:
                 raise ArgumentError("packing: sequence %d is on replica %d, expected one of the %d replicas" % (q, of, n))
         mine = [q for q, of in enumerate(dp) if of == replica]
-        given: dict[str, Any] = {name: [t[q] for q in mine] if name != 'split' and t is not None else t
+        given: dict[str, Any] = {name: [t[q] for q in mine] if name not in ('split', 'halo') and t is not None else t
                                  for name, t in dict(self._again, dp=None).items()}
         return Packing(**given)
 
@@ -238,6 +288,7 @@ class Packing(Comparable):
     def __repr__(self) -> str:
         tables = ((name, self._tables.get(name)) for name in ('seq_dp', 'seq_cp', 'seq_first', 'piece_len', 'piece_owner'))
         more = ''.join(', %s=%s' % (name.partition('_')[2], list(t[:8])) for name, t in tables if t)
+        more += ', halo=%d' % self.halo if self.halo else ''
         return 'Packing(%d sequences of %d positions, %s%s)' % (len(self), sum(self.seq_len), self.split, more)
 
 
@@ -246,13 +297,14 @@ def joined(parts: dict[int, Packing], cp: int) -> Packing:
     def of(name: str, missing: int) -> list[int]:
         return [n for p in parts.values() for n in p._tables[name] or [missing] * len(p)]
     rooms = [n for p in parts.values() for n in p._tables['seq_room'] or p.seq_len]
+    halo = max(p.halo for p in parts.values())
     split, replicas = next(p.split for p in parts.values()), [replica for replica, p in parts.items() for _ in range(len(p))]
     if split == 'table':
         return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, pad_to=rooms,
-                       pieces=[pieces for p in parts.values() for pieces in p._again['pieces']])
+                       pieces=[pieces for p in parts.values() for pieces in p._again['pieces']], halo=halo)
     cut = split not in ('whole', 'contiguous')
     return Packing(seq_len=of('seq_len', 0), dp=replicas, split=split, pad_to=rooms, cp=of('seq_cp', cp) if cut else None,
-                   first=of('seq_first', 0) if cut else None)
+                   first=of('seq_first', 0) if cut else None, halo=halo)
 
 
 class Repacking(Comparable):

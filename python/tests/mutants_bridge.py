@@ -518,19 +518,12 @@ BRIDGES = {
     'context ranks of a batch of its own are those of the model': (
         'megatron_relayout.py', 'own if own is not None else _group(cp_group', '_group(cp_group', 'test_megatron_relayout.py',
         'its_mode'),
-    'a halo begins in the sequence before': (
-        'torch/halo.py', 'run.row - min(before, run.start), run.row', 'max(0, run.row - before), run.row', 'test_torch_halo.py',
-        'by_hand'),
-    'the middle of a zigzag is two pieces': (
-        'torch/halo.py', 'if runs and runs[-1].row + runs[-1].count == row + a and a > 0:', 'if False:', 'test_torch_halo.py', 'by_hand'),
-    'a row in front of three pieces gets the gradients of two': (
-        'torch/halo.py', 'for which, at in more:', 'for which, at in more[:1]:', 'test_torch_halo.py', 'by_hand'),
-    'rows in front of few pieces are counted with those of pieces': (
-        'torch/halo.py', 'out - _host([0, *itertools.accumulate(tables.counts)])[skipped - 1]', 'out', 'test_torch_halo.py', 'by_hand'),
-    'gradients of a halo are added up in 16 bits': (
-        'torch/halo.py', 'wide = torch.float32 if', 'wide = d_out.dtype if', 'test_torch_halo.py', 'rounded_once'),
     'a halo of tensor ranks is that of context ranks': (
-        'torch/halo.py', 'before, c * tp + t, x.device)', 'before, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
+        'torch/halo.py', '_begins(dst, cp, tp, me, x.device)', '_begins(dst, cp, tp, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
+    'packings with and without halos are the same': (
+        'packing.py', "b'%s %d ' % (self.split.encode(), self.halo)", 'self.split.encode()', 'test_torch_halo.py', 'moves_and_halos'),
+    'a pickled packing loses its halo': (
+        'packing.py', "for of in pieces], 'halo': self.halo}", 'for of in pieces]}', 'test_torch_halo.py', 'moves_and_halos'),
     'frames of a video lie on each other': (
         'torch/tower.py', 'at = [p + k * rows[a] for p', 'at = [p for p', 'test_torch_tower.py', 'by_frames'),
     'a run of ones own gets frames': (
@@ -545,7 +538,7 @@ BRIDGES = {
         'torch/tower.py', 'share(plans, min(tower.stick for tower, _ in towers), None)', '[share([p], 0.0, None) for p in plans]',
         'test_torch_tower.py', 'balanced_together'),
     'the first sequence of any rank continues': (
-        'packing.py', 'positions[0] > 0', 'True', 'test_torch_packed.py', 'one_interval'),
+        'packing.py', 'positions[0] + self.halo > 0', 'True', 'test_torch_packed.py', 'one_interval'),
     'dense samples are cut as one axis': (
         'torch/relayout.py', "if samples > 1 and 'contiguous' in (src, dst):", 'if False:', 'test_torch_packed.py',
         'bad_input'),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows in front of each piece, against a loop over positions, and a convolution over pieces against one over sequences."""
 import os
+import pickle
 import random
 
 import pytest
@@ -155,6 +156,117 @@ def test_sums_of_16_bits_are_rounded_once():
         y.backward(torch.tensor([[1.], [1.], [1.], [256.]], dtype=torch.bfloat16))
         return x.grad.item()
     assert cb.run_threads(4, one_rank)[0] == 260.0  # 256 + 1 + 1 + 1 = 259, of which bf16 makes 260
+
+
+# ---- packings with halos ----
+
+def cut_of(packing, lengths, cp, tp, rank, layout):
+    """(sequence, position) of each row of a rank without halos, as rows() has them."""
+    return list(zip(packing.sequence_ids(rank, layout), packing.positions(rank, layout)))
+
+
+def moves(rank, cp, tp, group, seeds):
+    """From any cut to any other with halos of up to twice the longest piece, in one exchange; tables, too, and padding. Bits,
+    and gradients in small integers."""
+    layout = cb.Layout.dst('tp=%d,cp=%d' % (tp, cp))
+    layout = layout.split('rows', 'tp') if tp > 1 else layout
+    carry = ct.PackedBridge(layout, layout, group=group)
+    for seed in seeds:
+        rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
+        lengths = [2 * cp * tp * rng.randrange(0, 3) for _ in range(rng.randrange(1, 5))]
+        src = cb.Packing(seq_len=lengths, split=rng.choice(('contiguous', 'zigzag', 'block')))
+        if rng.random() < 0.4:  # pieces of one row at least, and each context rank has as many rows as tp divides
+            owners = [[c for c in range(cp) for _ in range(n // cp)] for n in lengths]
+            for of in owners:
+                rng.shuffle(of)
+            dst = cb.Packing(seq_len=lengths, pieces=[[(1, c) for c in of] for of in owners])
+        else:
+            split = rng.choice(('contiguous', 'zigzag', 'block'))
+            dst = src.with_split(split, pad_to=rng.choice((None, 4 * cp * tp)))
+        cuts = [cut_of(dst, lengths, cp, tp, w, layout) for w in range(cp * tp)]
+        before = rng.randrange(0, 1 + 2 * max((len(of) for cut in cuts for of in pieces_of(cut)), default=1))
+        halo = dst.with_halo(before)
+        whole = torch.randint(-9, 9, (sum(lengths), 2), generator=g).to(rng.choice((torch.float32, torch.bfloat16)))
+        d_whole = torch.zeros(whole.shape)
+
+        def row(at):
+            return row_of(lengths, *at)
+        ys, d_ys = [], []
+        for cut in cuts:
+            y, d_y, cu = [], [], [0]
+            for piece in pieces_of(cut):
+                q, first = piece[0]
+                for p in range(first - before, first + len(piece)):
+                    real = 0 <= p < lengths[q] and first < lengths[q]
+                    y.append(whole[row((q, p))] if real else torch.zeros_like(whole[0]))
+                    d_y.append(torch.randint(-3, 4, (2,), generator=g).to(whole.dtype))
+                    if real:
+                        d_whole[row((q, p))] += d_y[-1].float()
+                cu.append(len(y))
+            ys.append((torch.stack(y) if y else whole[:0], cu))
+            d_ys.append(torch.stack(d_y) if d_y else whole[:0])
+        assert halo.cu_pieces(rank, layout) == ys[rank][1] and halo.rows(rank, layout) == len(ys[rank][0]), (seed, before)
+        mine = [row(at) for at in cut_of(src, lengths, cp, tp, rank, layout)]
+        x = whole[mine].clone().requires_grad_()
+        ticket = carry.start(x, src, halo) if seed % 2 else None
+        y = ticket.finish() if ticket else carry(x, src, halo)
+        assert torch.equal(y, ys[rank][0]), (seed, src, halo)
+        y.backward(d_ys[rank])
+        assert torch.equal(x.grad.float(), d_whole[mine]), (seed, src, halo, 'gradient')
+
+
+@pytest.mark.parametrize('cp', [1, 2, 3, 4])
+def test_moves_and_halos_are_one_exchange(cp):
+    cb.run_threads(cp, lambda world: moves(world.rank, cp, 1, world, range(SEED, SEED + 30)))
+    cb.run_threads(2 * cp, lambda world: moves(world.rank, cp, 2, world, range(SEED + 50, SEED + 60)))
+    p = cb.Packing([0, 8, 12], cp=2, split='zigzag')
+    halo = p.with_halo(3)
+    assert halo == cb.Packing([0, 8, 12], cp=2, halo=3) != p and halo.with_halo(0) == p and pickle.loads(pickle.dumps(halo)) == halo
+    assert 'halo=3' in repr(halo) and hash(halo) != hash(p) and halo.with_split('block') == p.with_split('block')
+    assert not halo.continues(0) and halo.continues(1) and p.cu_pieces(1) == [0, 4, 6]  # positions 2 3 4 5; 1 2
+    with pytest.raises(ValueError, match='halo is -1, expected >= 0'):
+        p.with_halo(-1)
+    with pytest.raises(ValueError, match='halo_before is 1, expected 0 with split WHOLE'):
+        p.with_split('whole').with_halo(1).rows(0, 'cp=2')
+
+
+def compiled(rank):
+    """A graph with a halo in it has the bits of an eager one, and its gradients."""
+    group = dist.group.WORLD
+
+    def step(x, w, cu):
+        rows, _ = ct.halo(x * 2, cu, 3, split='zigzag', group=group)
+        return (rows * w).sum(0)
+    torch._dynamo.reset()
+    graph, cu = torch.compile(step, backend='aot_eager'), torch.tensor([0, 32, 64])
+    for seed in range(3):
+        g = torch.Generator().manual_seed(seed + rank)
+        given = [torch.randn(16, 3, generator=g), torch.randn(3, generator=g)]
+        eager, lazy = ([t.clone().requires_grad_() for t in given] for _ in range(2))
+        want, got = step(*eager, cu), graph(*lazy, cu)
+        (want.sum() * 3).backward()
+        (got.sum() * 3).backward()
+        assert torch.equal(want, got) and all(torch.equal(a.grad, b.grad) for a, b in zip(eager, lazy))
+
+
+@pytest.mark.skipif(not hasattr(torch, 'compile'), reason='torch %s: no torch.compile()' % torch.__version__)
+def test_a_halo_in_a_compiled_model_has_the_bits_of_an_eager_one(world):
+    world.run(compiled, timeout=300)
+
+
+def outside(rank):
+    """Ranks that take no part neither call nor wait."""
+    group = dist.new_group([1, 3])
+    if rank % 2:
+        x = torch.full((4, 1), float(rank), requires_grad=True)
+        for _ in range(2):
+            rows, cu = ct.halo(x, [0, 8], 2, group=group)
+            rows.sum().backward()
+        return rows.flatten().tolist(), cu.tolist(), x.grad.flatten().tolist()
+
+
+def test_ranks_outside_of_a_halo_need_not_call(world):
+    assert world.run(outside) == [None, ([0, 0, 1, 1, 1, 1], [0, 6], [2, 2, 4, 4]), None, ([1, 1, 3, 3, 3, 3], [0, 6], [2, 2, 2, 2])]
 
 
 # ---- what is refused ----

@@ -168,7 +168,7 @@ colo_status_t colo_call_verify_replicas(const colo_call_t *call)
     const bool forward = call->frame.pass == COLO_PASS_FORWARD;
     const colo_ragged_places_t *places = call->batch && !forward ? &call->batch->places : NULL;
     const int64_t rows = forward ? plan->own_src.rows : plan->own_dst.rows;
-    const colo_padding_t *padding = &plan->padding[COLO_PASS_BACKWARD]; /* of the source */
+    const colo_run_list_t *padding = &plan->padding[COLO_PASS_BACKWARD]; /* of the source */
     uint64_t hash = COLO_HASH_INIT;
     colo_status_t st = COLO_OK;
     for (int32_t k = 0; k < call->frame.n; k++) {

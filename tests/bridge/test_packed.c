@@ -83,6 +83,65 @@ T_CASE(contiguous_ranks_share_the_rows_of_their_replica)
     }
 }
 
+/* ---- halos ---- */
+
+/* One sequence of 6 positions in pieces of 1, 2, 1 and 2 on ranks 0, 1, 0, 1, with 3 rows in front
+ * of each. Rank 0 has . . . 0 and 0 1 2 3, rank 1 . . 0 1 2 and 1 2 3 4 5. Rows 0 and 2 have three
+ * addends each, of their own pieces first: 1e8 - 1e8 + 1 and 1e8 + 1 - 1e8, which are 1 and 0 in
+ * fp32 in this order. */
+T_CASE_ON(2, a_row_is_the_sum_over_its_pieces_its_own_first_and_then_by_position)
+{
+    const int64_t len[] = {6}, start[] = {0, 4}, piece[] = {1, 2, 1, 2}, owner[] = {0, 1, 0, 1};
+    const int64_t src_piece[] = {1, 1, 2, 2}, src_owner[] = {1, 0, 1, 0};
+    const colo_packing_t src = {COLO_PACKING_INIT,       .nseqs = 1,
+                                .seq_len = len,          .split = COLO_PACKING_TABLE,
+                                .piece_start = start,    .piece_len = src_piece,
+                                .piece_owner = src_owner};
+    const colo_packing_t dst = {
+        COLO_PACKING_INIT,    .nseqs = 1,         .seq_len = len,       .split = COLO_PACKING_TABLE,
+        .piece_start = start, .piece_len = piece, .piece_owner = owner, .halo_before = 3};
+    static const float has[2][10] = {{0, 0, 0, 10, 10, 11, 12, 13},
+                                     {0, 0, 10, 11, 12, 11, 12, 13, 14, 15}};
+    static const float has_src[2][3] = {{11, 14, 15}, {10, 12, 13}};
+    static const float d[2][10] = {{9, 9, 9, 1e8f, 1, 4, 1, 2},
+                                   {9, 9, -1e8f, 1, 1e8f, 2, -1e8f, 4, 8, 16}};
+    static const float sum[2][3] = {{7, 8, 16}, {1, 0, 6}};
+    static const int64_t n[2] = {8, 10}, begin[2][3] = {{0, 4, 8}, {0, 5, 10}};
+    const int32_t me = colo_comm_rank(world);
+    float x[2 * 3], y[2 * 10], d_y[2 * 10], d_x[2 * 3];
+    colo_layout_t layout;
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
+    int64_t rows[2], found[3], pieces;
+    rank_try(bridge_of(&b, "cp=2", "cp=2", world));
+    rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
+    colo_bridge_rows(b, &rows[0], &rows[1]);
+    rank_check(rows[0] == 3 && rows[1] == n[me]);
+    rank_try(t_layout_of("cp=2", false, &layout));
+    rank_try(colo_packing_pieces(&dst, &layout, me, found, &pieces));
+    rank_check(pieces == 2 && memcmp(found, begin[me], sizeof found) == 0);
+    rank_fails(colo_packing_pieces(&dst, &layout, me, found, NULL), COLO_ERR_ARG, "n is NULL");
+    rank_try(colo_packing_pieces(&dst, &layout, 7, found, &pieces)); /* no rank of the layout */
+    rank_check(pieces == 0 && found[0] == 0);
+    for (int64_t i = 0; i < 2 * 3; i++)
+        x[i] = has_src[me][i / 2];
+    for (int64_t i = 0; i < 2 * n[me]; i++)
+        d_y[i] = d[me][i / 2];
+    colo_tensor_t tx = rows_of(x, 3), ty = rows_of(y, n[me]), tdy = rows_of(d_y, n[me]),
+                  tdx = rows_of(d_x, 3);
+    for (int again = 0; again < 2; again++) {
+        rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+        rank_try(colo_batch_backward(batch, &tdy, &tdx, 1, NULL));
+        for (int64_t i = 0; i < 2 * n[me]; i++)
+            rank_check(y[i] == has[me][i / 2]);
+        for (int64_t i = 0; i < 2 * 3; i++)
+            rank_check(d_x[i] == sum[me][i / 2]);
+    }
+    colo_run_t run[3]; /* rows of y that are none of zeros */
+    rank_check(colo_batch_runs(batch, run, 3) == 2 && run[0].local == (me ? 2 : 3));
+    return COLO_OK;
+}
+
 /* ---- refusals ---- */
 
 typedef struct bad {
@@ -158,6 +217,20 @@ T_CASE_ON(2, tables_that_do_not_fit_are_refused_with_their_numbers_on_all_ranks)
         {"dst packing: sequence 1 has the pieces 2..0", COLO_ERR_ARG, good,
          P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_TABLE, .piece_start = L(0, 2, 1),
            .piece_len = L(4, 4), .piece_owner = L(0, 1))},
+        {"src packing: halo_before is 2, expected 0: a source has each row once", COLO_ERR_ARG,
+         P(.nseqs = 2, .seq_len = L(8, 4), .halo_before = 2), good},
+        {"dst packing: halo_before is -2, expected >= 0 rows", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .halo_before = -2)},
+        {"dst packing: halo_before is 2, expected 0 with split WHOLE", COLO_ERR_ARG, good,
+         P(.nseqs = 2, .seq_len = L(8, 4), .split = COLO_PACKING_WHOLE, .halo_before = 2)},
+        {"dst packing: halo_before=4611686018427387904 rows in front of each piece make the rows "
+         "of "
+         "all ranks exceed 63 bits",
+         COLO_ERR_ARG, good, P(.nseqs = 2, .seq_len = L(8, 4), .halo_before = INT64_C(1) << 62)},
+        {"packing: 4611686018427387916 rows of 2 f32 features overflow 63 bits of bytes",
+         COLO_ERR_ARG, P(.nseqs = 1, .seq_len = L(12)),
+         P(.nseqs = 1, .seq_len = L(12), .split = COLO_PACKING_TABLE, .piece_start = L(0, 1),
+           .piece_len = L(12), .piece_owner = L(0), .halo_before = INT64_C(1) << 62)},
         {"src packing: sequence 1: its 9223372036854775800 positions make the lengths of all "
          "sequences exceed 63 bits",
          COLO_ERR_ARG, P(.nseqs = 2, .seq_len = L(8, INT64_MAX - 7), .split = COLO_PACKING_WHOLE),
@@ -299,6 +372,52 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
     rank_try(colo_bridge_create(&b, &c, world));
     rank_check(colo_bridge_set_packing(b, &fits, &whole, &batch) == COLO_ERR_ARG);
     rank_try(colo_bridge_set_packing(b, &whole, &fits, &batch));
+    colo_batch_destroy(&batch);
+    colo_packing_t halo = fits;
+    halo.halo_before = 1;
+    rank_fails(colo_bridge_set_packing(b, &fits, &halo, &batch), COLO_ERR_ARG,
+               "gradients of a row in 2 pieces are summed, which i64 is not made for");
+    colo_bridge_destroy(&b);
+    c.no_grad = true; /* then they come */
+    rank_try(colo_bridge_create(&b, &c, world));
+    rank_try(colo_bridge_set_packing(b, &fits, &halo, &batch));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    /* a tensor of integers on a bridge of floats */
+    c = good;
+    rank_try(colo_bridge_create(&b, &c, world));
+    rank_try(colo_bridge_set_packing(b, &fits, &halo, &batch));
+    int64_t ints[5 * 2] = {0}, out[4 * 2];
+    const colo_tensor_t ti = colo_tensor_host(ints, COLO_I64, 2, (int64_t[]){5, 2}),
+                        to = colo_tensor_host(out, COLO_I64, 2, (int64_t[]){4, 2});
+    rank_try(colo_batch_forward(batch, &to, &ti, 1, NULL));
+    const colo_status_t st = colo_batch_backward(batch, &ti, &to, 1, NULL);
+    rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER); /* the ranks fail one after the other */
+    rank_check(says("d_y[0] is i64, which gradients of a row in 2 pieces are not added up in"));
+    return COLO_OK;
+}
+
+/* A row is in the halos of as many pieces as follow within halo_before. */
+T_CASE_ON(2, more_pieces_of_a_row_than_are_added_up_are_refused_without_no_grad)
+{
+    enum { N = 300 };
+    int64_t piece[N], owner[N];
+    const int64_t len[] = {N}, start[] = {0, N};
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
+    for (int64_t i = 0; i < N; i++) {
+        piece[i] = 1;
+        owner[i] = i % 2;
+    }
+    const colo_packing_t src = {COLO_PACKING_INIT, .nseqs = 1, .seq_len = len};
+    colo_packing_t dst = {COLO_PACKING_INIT,           .nseqs = 1,           .seq_len = len,
+                          .split = COLO_PACKING_TABLE, .piece_start = start, .piece_len = piece,
+                          .piece_owner = owner,        .halo_before = 256};
+    rank_try(bridge_of(&b, "cp=2", "cp=2", world));
+    rank_fails(colo_bridge_set_packing(b, &src, &dst, &batch), COLO_ERR_ARG,
+               "a row is in 257 pieces and their halos, at most 256; give longer pieces");
+    dst.halo_before = 255;
+    rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
     return COLO_OK;
 }
 

@@ -2,10 +2,11 @@
 /*
  * test_packed_random.c - 3,000 seeded batches of packings, on 1 to 12 ranks, against the oracle.
  *
- * Every split on either side, features and rows cut over tp, replicas that differ, sequences of
- * length 0, context ranks without a piece, nodes of several sizes, all check levels. Forward and
- * exact gradients are compared bit for bit, sums in whole numbers; the bytes are the least there
- * can be, in one message per pair of ranks. A failure prints the seed of its case.
+ * Every split on either side, halos of several lengths, features and rows cut over tp, replicas
+ * that differ, sequences of length 0, context ranks without a piece, nodes of several sizes, all
+ * check levels. Forward and exact gradients are compared bit for bit, sums in whole numbers; the
+ * bytes are the least there can be, in one message per pair of ranks. A failure prints the seed of
+ * its case.
  */
 #include "harness/harness.h"
 
@@ -45,7 +46,8 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
 {
     const uint64_t seed = t_seed();
     const int64_t n = t_scaled(t_ranks_are_threads() ? CASES : ON_PROCESSES);
-    int64_t pair[5][5] = {{0}}, sums = 0, parts = 0, own = 0, rooms = 0, heads = 0, moved = 0;
+    int64_t pair[5][5] = {{0}}, sums = 0, parts = 0, own = 0, rooms = 0, heads = 0, moved = 0,
+            halos = 0;
     for (int64_t i = 0; i < n; i++) {
         job_t *j = malloc(sizeof *j);
         uint64_t r = seed + (uint64_t)i;
@@ -57,6 +59,7 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
         sums += t_packed_sums(&j->t);
         parts += is_cut_over(&s[0], 1, "tp") || is_cut_over(&s[1], 1, "tp");
         own += s[0].p.cp || s[1].p.cp;
+        halos += s[1].p.halo > 0;
         rooms += s[0].p.room || s[1].p.room;
         heads += is_cut_over(&s[0], 2, "cp") || is_cut_over(&s[1], 2, "cp");
         for (int64_t k = 0; k < j->t.world; k++)
@@ -70,7 +73,7 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
     for (int a = 0; a < 25 && n >= 300; a++) /* of fewer, chance leaves some pair out */
         assert_true(128 * pair[a / 5][a % 5] > n);
     assert_true(32 * sums > n && 16 * parts > n && 8 * own > n && 4 * rooms > n && 8 * heads > n &&
-                2 * moved > n);
+                2 * moved > n && 8 * halos > n);
 }
 
 /* ---- images among the text of a packing ---- */
@@ -120,7 +123,7 @@ static colo_status_t carry_images(colo_bridge_t *b, colo_batch_t **batch, const 
                                .src_dp = m->src,   .seq = m->seq, .pos = m->pos,
                                .packing = &packing};
     int64_t q[ROWS], pos[ROWS], lo, hi, nx = 0;
-    const int64_t h = m->t.h, ny = ref_packed_rows(dst, rank, q, pos);
+    const int64_t h = m->t.h, ny = ref_packed_rows(dst, rank, q, pos, NULL);
     float *x = calloc((size_t)(ROWS * h), sizeof *x), *d_x = calloc((size_t)(ROWS * h), sizeof *x);
     float *y = calloc((size_t)(ROWS * h), sizeof *x);
     rank_check(x && d_x && y);
@@ -187,6 +190,7 @@ T_CASE(images_arrive_on_the_context_ranks_of_their_sequence)
             free(m);
             continue;
         }
+        m->t.side[1].p.halo = 0; /* which segments do not have */
         m->t.world = (int32_t)ref_side_size(&m->t.side[1].grid);
         random_images(m, &r);
         own += m->t.side[1].p.cp != NULL;

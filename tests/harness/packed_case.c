@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST = 1024, HALO = 7 }; /* rows of a rank; rows in front of a piece */
+
 /* ---- random cases ---- */
 
 static void random_side(ref_packed_t *s, uint64_t *r, int64_t most)
@@ -114,7 +116,9 @@ void t_packed_random(t_packed_t *t, uint64_t seed, int64_t most)
                ? ref_side_extent(src, "tp") * ref_side_extent(src, "cp") *
                      ref_side_extent(dst, "tp") * ref_side_extent(dst, "cp")
                : 1 + t_below(&r, 5);
-    t->dtype = dtypes[t_below(&r, t_packed_sums(t) ? 3 : 5)];
+    t->side[1].p.halo =
+        t->side[1].p.cut == REF_CUT_WHOLE || t_below(&r, 3) ? 0 : t_below(&r, 1 + HALO);
+    t->dtype = dtypes[t_below(&r, t_packed_sums(t) || t->side[1].p.halo ? 3 : 5)];
     t->ranks_per_node = t_below(&r, 2) ? 0 : 1 + t_below(&r, 4);
     t->max_rows = t_below(&r, 4) ? 0 : 10000;
     t->world = (int32_t)(ref_side_size(src) > ref_side_size(dst) ? ref_side_size(src)
@@ -129,6 +133,9 @@ const char *t_packed_text(const t_packed_t *t)
                          (unsigned long long)t->seed, (long long)t->h, colo_dtype_name(t->dtype));
     for (int64_t q = 0; q < t->side[0].p.nseq && n < sizeof text; q++)
         n += (size_t)snprintf(text + n, sizeof text - n, " %lld", (long long)t->len[q]);
+    if (t->side[1].p.halo && n < sizeof text)
+        n += (size_t)snprintf(text + n, sizeof text - n, "; halo %lld",
+                              (long long)t->side[1].p.halo);
     for (int k = 0; k < 2 && n < sizeof text; k++) {
         n += (size_t)snprintf(text + n, sizeof text - n, "; cut %d, ", t->side[k].p.cut);
         for (int64_t q = 0; t->side[k].p.room && q < t->side[k].p.nseq && n < sizeof text; q++)
@@ -153,7 +160,8 @@ colo_packing_t t_packing(const ref_packing_t *p)
                             .piece_start = p->start,
                             .piece_len = p->piece,
                             .piece_owner = p->owner,
-                            .seq_room = p->room};
+                            .seq_room = p->room,
+                            .halo_before = p->halo};
 }
 
 bool t_packed_sums(const t_packed_t *t)
@@ -216,7 +224,7 @@ colo_status_t t_packed_bridge(colo_bridge_t **bridge, const t_packed_t *t, colo_
 
 typedef struct block {
     t_buffer_t b;
-    int64_t rows, lo, hi, *q, *pos;
+    int64_t rows, lo, hi, *q, *pos, *piece;
 } block_t;
 
 static void drop(block_t *b)
@@ -224,20 +232,50 @@ static void drop(block_t *b)
     t_buffer_free(&b->b);
     free(b->q);
     free(b->pos);
+    free(b->piece);
 }
 
-/* Feature @h of a row of side @k: what moves, or the addend of context rank @own or their sum. */
-static void encode(const t_packed_t *t, int k, int64_t q, int64_t pos, int64_t h, bool sums,
-                   int64_t own, void *to)
+/* Is row @i padding, or in front of a sequence, or of padding alone? */
+static bool is_zero(const t_packed_t *t, const block_t *b, int64_t i)
+{
+    const int64_t length = t->len[b->q[i]],
+                  last = b->pos[i] < b->piece[i] ? b->piece[i] : b->pos[i];
+    return b->pos[i] < 0 || last >= length;
+}
+
+/* Where the pieces begin that have a row. @joins: of the destination. */
+static int64_t pieces_with(const t_packed_t *t, const bool *joins, int64_t q, int64_t pos,
+                           int64_t begin[1 + HALO])
+{
+    int64_t n = 1;
+    begin[0] = pos;
+    while (begin[0] > 0 && joins[q * MOST + begin[0]])
+        begin[0]--;
+    for (int64_t i = pos + 1; i <= pos + t->side[1].p.halo && i < t->len[q]; i++)
+        if (!joins[q * MOST + i])
+            begin[n++] = i;
+    return n;
+}
+
+/* Feature @h of a row of side @k: what moves, or the addend of context rank @own, or of the piece
+ * that begins there, or their sum. */
+static void encode(const t_packed_t *t, const bool *joins, int k, int64_t q, int64_t pos, int64_t h,
+                   bool sums, int64_t own, void *to)
 {
     const char *dtype = colo_dtype_name(t->dtype);
-    const int bits = ref_partial_bits(dtype);
-    int64_t sum = 0;
+    const bool halo = t->side[1].p.halo > 0;
+    const int bits = ref_partial_bits(dtype) - (halo ? 3 : 0); /* 1 + HALO are added up */
+    int64_t sum = 0, begin[1 + HALO];
     if (!sums) {
         ref_encode_move(dtype, 1 + h + t->h * (pos + 1024 * q), to);
         return;
     }
-    for (int64_t c = 0; c < ref_packed_cp(&t->side[1]); c++)
+    const int64_t n = k == 0 && halo ? pieces_with(t, joins, q, pos, begin) : 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += ref_code_partial(begin[i], q, pos, h + (int64_t)t->seed, bits);
+    if (k == 1 && halo)
+        sum = ref_code_partial(own, q, pos, h + (int64_t)t->seed, bits);
+    for (int64_t c = 0; !halo && c < ref_packed_cp(&t->side[1]); c++)
         if (k == 0 || c == own)
             sum += ref_code_partial(c, q, pos, h + (int64_t)t->seed, bits);
     ref_encode_number(dtype, (double)sum, to);
@@ -248,56 +286,69 @@ static colo_status_t make(block_t *b, const t_packed_t *t, int k, int64_t rank, 
                           bool blank)
 {
     const ref_packed_t *side = &t->side[k];
-    const bool sums = backward && t_packed_sums(t);
-    b->rows = ref_packed_rows(side, rank, NULL, NULL);
+    const bool sums = backward && (t_packed_sums(t) || t->side[1].p.halo > 0);
+    bool joins[T_PACKED_SEQS * MOST];
+    b->rows = ref_packed_rows(side, rank, NULL, NULL, NULL);
     b->q = calloc((size_t)b->rows + 1, sizeof *b->q);
     b->pos = calloc((size_t)b->rows + 1, sizeof *b->pos);
-    rank_check(b->q && b->pos);
-    (void)ref_packed_rows(side, rank, b->q, b->pos);
+    b->piece = calloc((size_t)b->rows + 1, sizeof *b->piece);
+    rank_check(b->q && b->pos && b->piece);
+    (void)ref_packed_rows(side, rank, b->q, b->pos, b->piece);
+    if (sums && k == 0)
+        ref_packed_joins(&t->side[1], MOST, joins);
     ref_packed_features(side, rank, t->h, &b->lo, &b->hi);
     const int64_t n = b->hi - b->lo, step = n + (int64_t)(t->seed % 3);
     rank_try(t_buffer_rows(&b->b, t->dtype, b->rows, n, step, 1));
     for (int64_t i = 0; !blank && i < b->rows; i++)
-        if (b->pos[i] >= t->len[b->q[i]]) /* padding: anything, other on each rank; then zeros */
+        if (is_zero(t, b, i)) /* anything, other on each rank; then zeros */
             memset(b->b.raw + (size_t)(i * step) * colo_dtype_size(t->dtype),
                    k == backward ? 0x41 + (int)(rank % 16) : 0,
                    (size_t)n * colo_dtype_size(t->dtype));
         else
             for (int64_t h = 0; h < n; h++)
-                encode(t, k, b->q[i], b->pos[i], b->lo + h, sums,
-                       ref_side_coord(&side->grid, rank, "cp"),
+                encode(t, joins, k, b->q[i], b->pos[i], b->lo + h, sums,
+                       side->p.halo ? b->piece[i] : ref_side_coord(&side->grid, rank, "cp"),
                        b->b.raw + (size_t)(i * step + h) * colo_dtype_size(t->dtype));
     return COLO_OK;
 }
 
-/* Does @rank have row (q, pos) and feature h on side @k? */
-static bool has(const ref_packed_t *side, const int64_t *q, const int64_t *pos, int64_t n,
-                int64_t rank, int64_t q0, int64_t pos0, int64_t h, int64_t all)
+/* How often @rank has row (q, pos) and feature h of @b. */
+static int64_t count(const t_packed_t *t, const block_t *b, int64_t q, int64_t pos, int64_t h)
 {
-    int64_t lo, hi;
-    ref_packed_features(side, rank, all, &lo, &hi);
-    for (int64_t i = 0; h >= lo && h < hi && i < n; i++)
-        if (q[i] == q0 && pos[i] == pos0)
-            return true;
-    return false;
+    int64_t n = 0;
+    for (int64_t i = 0; h >= b->lo && h < b->hi && i < b->rows; i++)
+        n += b->q[i] == q && b->pos[i] == pos && !is_zero(t, b, i);
+    return n;
 }
 
 int64_t t_packed_receives(const t_packed_t *t, int64_t rank, colo_pass_t pass)
 {
     T_ENDS(drop) block_t src = {0}, dst = {0};
     block_t *part[2] = {&src, &dst};
-    const int to = pass == COLO_PASS_FORWARD ? 1 : 0;
-    const int64_t addends =
-        pass == COLO_PASS_BACKWARD && t_packed_sums(t) ? ref_packed_cp(&t->side[1]) : 1;
+    const bool back = pass == COLO_PASS_BACKWARD, halo = t->side[1].p.halo > 0;
+    bool joins[T_PACKED_SEQS * MOST];
     int64_t n = 0;
     for (int k = 0; k < 2; k++)
         if (make(part[k], t, k, rank, false, true) < 0)
             return -1;
-    const block_t *need = part[to], *hold = part[1 - to];
-    for (int64_t i = 0; i < need->rows; i++)
-        for (int64_t h = need->lo; need->pos[i] < t->len[need->q[i]] && h < need->hi; h++)
-            n += addends - has(&t->side[1 - to], hold->q, hold->pos, hold->rows, rank, need->q[i],
-                               need->pos[i], h, t->h);
+    const block_t *need = part[!back], *hold = part[back];
+    ref_packed_joins(&t->side[1], MOST, joins);
+    for (int64_t i = 0; i < need->rows; i++) {
+        const int64_t q = need->q[i], pos = need->pos[i];
+        int64_t begin[1 + HALO],
+            addends = back && t_packed_sums(t) ? ref_packed_cp(&t->side[1]) : 1;
+        bool again = is_zero(t, need, i); /* a row that is in several pieces comes once */
+        for (int64_t j = 0; j < i; j++)
+            again |= need->q[j] == q && need->pos[j] == pos && !is_zero(t, need, j);
+        if (again)
+            continue;
+        if (back && halo)
+            addends = pieces_with(t, joins, q, pos, begin);
+        for (int64_t h = need->lo; h < need->hi; h++) {
+            const int64_t here = count(t, hold, q, pos, h);
+            n += back && halo ? addends - here : addends - (here > 0);
+        }
+    }
     return n;
 }
 
@@ -331,7 +382,8 @@ colo_status_t t_packed_pass(colo_batch_t *batch, const t_packed_t *t, colo_comm_
     const colo_tensor_t *to = none && colo_tensor_count(&out.b.t) == 0 ? NULL : &out.b.t;
     const colo_plan_bytes_t b = t_plan_bytes(colo_batch_plan(batch), pass);
     const int64_t least = t_packed_receives(t, rank, pass) * elem;
-    const bool adds = back && t_packed_sums(t) && t->ranks_per_node; /* nodes may add up */
+    const bool adds = back && (t_packed_sums(t) || t->side[1].p.halo > 0) &&
+                      t->ranks_per_node; /* nodes may add up, or pass on sums */
     rank_check(adds ? b.minimum <= least : b.minimum == least && b.recv == least);
     rank_try(one_message_per_peer(batch, pass));
     colo_comm_stats_t before, after;
@@ -358,15 +410,24 @@ static colo_status_t check_index(const t_packed_t *t, int k, int64_t rank)
 {
     colo_layout_t layout;
     T_ENDS(drop) block_t b = {0};
-    int64_t rows, index[2 * 512];
+    int64_t rows, n, index[2 * MOST], begin[MOST + 1];
     const colo_packing_t p = t_packing(&t->side[k].p);
     rank_try(t_layout(&layout, &t->side[k].grid));
     rank_try(make(&b, t, k, rank, false, true));
     rank_try(colo_packing_rows(&p, &layout, rank, &rows));
-    rank_check(rows == b.rows && rows <= 512);
+    rank_check(rows == b.rows && rows <= MOST);
     rank_try(colo_packing_index(&p, &layout, rank, index));
     for (int64_t i = 0; i < rows; i++)
         rank_check(index[i] == b.pos[i] && index[rows + i] == b.q[i]);
+    rank_try(colo_packing_pieces(&p, &layout, rank, NULL, &n));
+    rank_check(n <= MOST);
+    rank_try(colo_packing_pieces(&p, &layout, rank, begin, &n));
+    for (int64_t i = 0, at = 0; i < rows; i++) {
+        const bool begins = i == 0 || b.q[i] != b.q[i - 1] || b.piece[i] != b.piece[i - 1];
+        rank_check(!begins || (at < n && begin[at] == i));
+        at += begins;
+        rank_check(i + 1 < rows || (at == n && begin[n] == rows));
+    }
     return COLO_OK;
 }
 
@@ -380,8 +441,8 @@ static colo_status_t run_batch(colo_bridge_t *bridge, colo_batch_t **batch, cons
     rank_try(check_index(t, 1, rank));
     rank_try(colo_bridge_set_packing(bridge, &src, &dst, batch));
     colo_bridge_rows(bridge, &rows[0], &rows[1]);
-    rank_check(rows[0] == ref_packed_rows(&t->side[0], rank, NULL, NULL) &&
-               rows[1] == ref_packed_rows(&t->side[1], rank, NULL, NULL));
+    rank_check(rows[0] == ref_packed_rows(&t->side[0], rank, NULL, NULL, NULL) &&
+               rows[1] == ref_packed_rows(&t->side[1], rank, NULL, NULL, NULL));
     rank_try(same_plan(*batch, t, rank));
     rank_try(t_packed_pass(*batch, t, comm, COLO_PASS_FORWARD));
     return t_packed_pass(*batch, t, comm, COLO_PASS_BACKWARD);

@@ -67,7 +67,8 @@ bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos
     return k == mine;
 }
 
-int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q_of, int64_t *pos_of)
+/* Without halos. */
+static int64_t own_rows(const ref_packed_t *side, int64_t rank, int64_t *q_of, int64_t *pos_of)
 {
     const ref_packing_t *p = &side->p;
     if (!ref_side_has(&side->grid, rank))
@@ -91,6 +92,47 @@ int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q_of, i
                 n++;
             }
     return hi - lo;
+}
+
+int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q_of, int64_t *pos_of,
+                        int64_t *piece_of)
+{
+    const int64_t own = own_rows(side, rank, NULL, NULL);
+    int64_t *q = malloc((size_t)(2 * own + 1) * sizeof *q), *pos = q + own, n = 0, piece = 0;
+    if (!q)
+        abort();
+    (void)own_rows(side, rank, q, pos);
+    for (int64_t i = 0; i < own; i++) {
+        const bool begins = i == 0 || q[i] != q[i - 1] || pos[i] != pos[i - 1] + 1;
+        piece = begins ? pos[i] : piece;
+        for (int64_t p = pos[i] - (begins ? side->p.halo : 0); p <= pos[i]; p++, n++) {
+            if (!q_of)
+                continue;
+            q_of[n] = q[i];
+            pos_of[n] = p;
+            if (piece_of)
+                piece_of[n] = piece;
+        }
+    }
+    free(q);
+    return n;
+}
+
+void ref_packed_joins(const ref_packed_t *side, int64_t most, bool *joins)
+{
+    for (int64_t i = 0; i < side->p.nseq * most; i++)
+        joins[i] = false;
+    for (int64_t rank = 0; rank < ref_side_size(&side->grid); rank++) {
+        const int64_t n = own_rows(side, rank, NULL, NULL);
+        int64_t *q = malloc((size_t)(2 * n + 1) * sizeof *q), *pos = q + n;
+        if (!q)
+            abort();
+        (void)own_rows(side, rank, q, pos);
+        for (int64_t i = 1; i < n; i++)
+            if (q[i] == q[i - 1] && pos[i] == pos[i - 1] + 1)
+                joins[q[i] * most + pos[i]] = true;
+        free(q);
+    }
 }
 
 void ref_packed_features(const ref_packed_t *side, int64_t rank, int64_t h, int64_t *lo,
@@ -124,6 +166,8 @@ bool ref_packed_valid(const ref_packed_t *side)
     const ref_packing_t *p = &side->p;
     const int64_t most = ref_packed_cp(side);
     int64_t left = INT64_MAX;
+    if (p->halo < 0 || (p->halo > 0 && p->cut == REF_CUT_WHOLE))
+        return false;
     for (int64_t q = 0; q < p->nseq; q++) {
         const int64_t d = at(p->dp, q, 0), cp = at(p->cp, q, most), first = at(p->first, q, 0);
         if (d < 0 || d >= ref_side_dp(&side->grid) || p->len[q] < 0 || room(p, q) < p->len[q] ||
@@ -146,7 +190,7 @@ bool ref_packed_valid(const ref_packed_t *side)
     ref_packed_t all = *side; /* rows that are not cut over tp */
     all.grid.nsplits[1] = most > 1;
     for (int64_t rank = 0; sp > 1 && rank < ref_side_size(&side->grid); rank++)
-        if (ref_packed_rows(&all, rank, NULL, NULL) % sp)
+        if (own_rows(&all, rank, NULL, NULL) % sp)
             return false;
     return true;
 }

@@ -25,6 +25,7 @@ typedef struct ref_packing {
     ref_packed_cut_t cut;
     const int64_t *start, *piece, *owner; /* REF_CUT_TABLE */
     const int64_t *room;                  /* or NULL: len */
+    int64_t halo;                         /* rows in front of each piece of a rank */
 } ref_packing_t;
 
 /* A side: a grid at rank 0 of tp, cp and dp, and what is packed on it. Samples are cut over dp.
@@ -39,9 +40,13 @@ typedef struct ref_packed {
 int64_t ref_packed_cp(const ref_packed_t *side);
 /* Does context rank @c have position @pos of sequence @q? */
 bool ref_packed_owns(const ref_packed_t *side, int64_t c, int64_t q, int64_t pos);
-/* The rows of @rank in the order of its tensor, padding included; returns how many. @q, @pos: out,
- * NULL: only count. */
-int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q, int64_t *pos);
+/* The rows of @rank in the order of its tensor, padding and halos included; returns how many. @q,
+ * @pos: out, NULL: only count. @piece: out, or NULL: the first position of the piece that the row
+ * is in, or in front of. */
+int64_t ref_packed_rows(const ref_packed_t *side, int64_t rank, int64_t *q, int64_t *pos,
+                        int64_t *piece);
+/* @joins [nseq][most]: out: is a position on the same rank as the one before it, in one piece? */
+void ref_packed_joins(const ref_packed_t *side, int64_t most, bool *joins);
 /* Features [*lo, *hi) of @h. */
 void ref_packed_features(const ref_packed_t *side, int64_t rank, int64_t h, int64_t *lo,
                          int64_t *hi);

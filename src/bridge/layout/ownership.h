@@ -67,9 +67,10 @@ struct colo_side {
     bool has_all_rows; /* the tensor has all rows, also those that the role leaves out */
     const colo_partial_t *partial; /* [npartial] that the role adds up; no row is in two */
     int64_t npartial;              /* 0: a row has one value */
-    int64_t shown, addend;         /* which of them, and which of its addends, the side shows */
-    colo_list_t *on_rank; /* int64_t: segments: gets where each listed run begins on the axis
-                             of the context rank, if rows are split; or NULL */
+    int64_t addends; /* the most that a row of any rank has, if partial has this rank's alone; 0 */
+    int64_t shown, addend; /* which of them, and which of its addends, the side shows */
+    colo_list_t *on_rank;  /* int64_t: segments: gets where each listed run begins on the axis
+                              of the context rank, if rows are split; or NULL */
 };
 
 /* What the side shows; NULL: a row has one value. */

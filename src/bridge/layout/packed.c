@@ -115,6 +115,10 @@ static colo_status_t check_present(const colo_packed_t *packed, const colo_packi
                      "%s: table %s is %s, expected %s with split %s", packed->what, one[i].name,
                      one[i].given ? "given" : "NULL", one[i].given ? "NULL" : "its entries",
                      names[packing->split]);
+    COLO_FAIL_IF(packing->halo_before < 0 || (packing->halo_before > 0 && packed->uncut),
+                 COLO_ERR_ARG, "%s: halo_before is %lld, expected %s", packed->what,
+                 (long long)packing->halo_before,
+                 packed->uncut ? "0 with split WHOLE, of which no rank lacks rows" : ">= 0 rows");
     return COLO_OK;
 }
 
@@ -355,8 +359,8 @@ static colo_status_t share_rows(colo_packed_t *packed, const colo_packing_t *pac
 
 colo_status_t colo_packed_load(colo_packed_t *packed, const colo_packing_t *packing, bool listed)
 {
-    COLO_TRY(check_present(packed, packing));
     packed->uncut = packing->split == COLO_PACKING_WHOLE;
+    COLO_TRY(check_present(packed, packing));
     packed->cp = packed->uncut ? 1 : packed->axes.cp;
     packed->sp = packed->axes.sp;
     if (packed->axes.in_order) { /* blocks of any size */
@@ -440,6 +444,14 @@ static int64_t owner_of(const colo_packed_t *packed, const colo_layout_t *layout
     const int64_t which = (packed->uncut ? 0 : place.context) * packed->axes.sp + place.part;
     *part = which % packed->sp;
     return place.replica * packed->cp + which / packed->sp;
+}
+
+int64_t colo_packed_block(const colo_packed_t *packed, const colo_layout_t *layout,
+                          const int64_t *coords)
+{
+    int64_t part;
+    const int64_t owner = owner_of(packed, layout, coords, &part);
+    return owner * packed->sp + part;
 }
 
 int64_t colo_packed_extent(const colo_packed_t *packed, const colo_layout_t *layout,
@@ -538,21 +550,27 @@ colo_status_t colo_packed_meet(const colo_packed_t *packed, int64_t seq, int64_t
     return COLO_OK;
 }
 
+void colo_packed_coords(const colo_side_t *side, const colo_packed_t *packed, int64_t block,
+                        int64_t *coords)
+{
+    const int64_t sp = packed->axes.sp, of_replica = packed->cp * packed->sp,
+                  which = block % of_replica;
+    colo_ragged_set_place(
+        side->layout,
+        (colo_ragged_place_t){block / of_replica, side->full ? -1 : which / sp,
+                              side->full && !side->owns->full_has_parts ? -1 : which % sp},
+        coords);
+}
+
 colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *packed,
                                  colo_list_t *list, colo_list_t *out)
 {
-    const int64_t sp = packed->axes.sp, of_replica = packed->cp * packed->sp;
     COLO_TRY(add_up(list));
     const colo_met_t *met = list->items;
     for (int64_t i = 0; i < list->n; i++) {
         colo_block_t block;
-        const int64_t which = met[i].block % of_replica;
         colo_block_clear(&block);
-        colo_ragged_set_place(
-            side->layout,
-            (colo_ragged_place_t){met[i].block / of_replica, side->full ? -1 : which / sp,
-                                  side->full && !side->owns->full_has_parts ? -1 : which % sp},
-            block.coord);
+        colo_packed_coords(side, packed, met[i].block, block.coord);
         COLO_TRY(colo_block_push(out, &block, met[i].count));
     }
     return COLO_OK;
@@ -581,61 +599,3 @@ static colo_status_t visit(const colo_side_t *side, const colo_runs_t *mine, col
 
 const colo_ownership_t colo_owns_packed = {
     .rows = rows, .visit = visit, .tables = true, .full_has_parts = true};
-
-/* ---- what a rank holds ---- */
-
-/* The rows of @rank in @runs, ascending. */
-static colo_status_t rows_of(colo_packed_t *packed, const colo_packing_t *given,
-                             const colo_layout_t *layout, int64_t rank, colo_runs_t *runs)
-{
-    int64_t coords[COLO_DIMS_MAX];
-    colo_packing_t own = {COLO_PACKING_INIT};
-    const colo_side_t side = {.layout = layout, .table = packed};
-    COLO_FAIL_IF(!layout, COLO_ERR_ARG, "packing: layout is NULL");
-    COLO_TRY(COLO_SIZED_READ(&own, given, seq_dp, "packing", "COLO_PACKING_INIT"));
-    COLO_TRY(colo_layout_check_fields(layout));
-    packed->what = "packing";
-    COLO_TRY(colo_ragged_axes(&packed->axes, layout, false, packed->what, "given"));
-    COLO_TRY(colo_packed_load(packed, &own, true));
-    if (own.seq_room) { /* once more, in which padding are rows like others */
-        own.seq_len = own.seq_room;
-        COLO_TRY(colo_packed_load(packed, &own, true));
-    }
-    return colo_layout_coords(layout, rank, coords) ? rows(&side, coords, NULL, runs) : COLO_OK;
-}
-
-/* How many rows @rank has, or, if @count is NULL, which. */
-static colo_status_t query(const colo_packing_t *packing, const colo_layout_t *layout, int64_t rank,
-                           int64_t *count, int64_t *index)
-{
-    COLO_ENDS(colo_packed_deinit) colo_packed_t packed = {0};
-    COLO_ENDS(colo_runs_deinit) colo_runs_t runs = {0};
-    int64_t seq = 0, at = 0;
-    COLO_TRY(rows_of(&packed, packing, layout, rank, &runs));
-    if (count) {
-        *count = runs.rows;
-        return COLO_OK;
-    }
-    COLO_FAIL_IF(runs.rows && !index, COLO_ERR_ARG, "packing: index is NULL");
-    for (int64_t i = 0; i < runs.n; i++)
-        for (int64_t row = runs.run[i].row; row < runs.run[i].row + runs.run[i].count; row++) {
-            while (row >= packed.start[seq + 1])
-                seq++;
-            index[at] = row - packed.start[seq];
-            index[runs.rows + at++] = seq;
-        }
-    return COLO_OK;
-}
-
-colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout_t *layout,
-                                int64_t rank, int64_t *out)
-{
-    COLO_FAIL_IF(!out, COLO_ERR_ARG, "packing: rows is NULL");
-    return query(packing, layout, rank, out, NULL);
-}
-
-colo_status_t colo_packing_index(const colo_packing_t *packing, const colo_layout_t *layout,
-                                 int64_t rank, int64_t *index)
-{
-    return query(packing, layout, rank, NULL, index);
-}

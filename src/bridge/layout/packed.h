@@ -92,6 +92,13 @@ static inline colo_piece_t colo_packed_piece(const colo_packed_t *packed, int64_
         packed->seq_dp[seq] * packed->cp + (mirrored ? 2 * packed->cp - 1 - j : j)};
 }
 
+/* Which block @coords belong to: owner * sp + which of the owner's; and the coordinates of one that
+ * a side splits, others stay. */
+int64_t colo_packed_block(const colo_packed_t *packed, const colo_layout_t *layout,
+                          const int64_t *coords);
+void colo_packed_coords(const colo_side_t *side, const colo_packed_t *packed, int64_t block,
+                        int64_t *coords);
+
 /* Rows of the tensor of @coords, padding included. */
 int64_t colo_packed_extent(const colo_packed_t *packed, const colo_layout_t *layout,
                            const int64_t *coords);
@@ -140,7 +147,7 @@ colo_status_t colo_packed_blocks(const colo_side_t *side, const colo_packed_t *p
                                  colo_list_t *met, colo_list_t *out);
 
 /* What all ranks must have alike of one table, and of it what an error message shows. */
-enum { COLO_SHOWN = 8, COLO_TABLES = 18 };
+enum { COLO_SHOWN = 8, COLO_TABLES = 20 };
 typedef struct colo_table {
     const char *side, *name; /* side: "", "src " or "dst " */
     int64_t n, first[COLO_SHOWN];
@@ -149,7 +156,7 @@ typedef struct colo_table {
 /* Appends a table; NULL has no entries. */
 void colo_table_keep(colo_table_t *table, int32_t *n, const char *side, const char *name,
                      const int64_t *values, int64_t entries);
-/* Appends 9 tables of @packing, which was checked. */
+/* Appends 10 tables of @packing, which was checked. */
 void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side,
                        const colo_packing_t *packing);
 /* Those of both sides; returns how many. */

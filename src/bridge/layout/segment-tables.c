@@ -79,6 +79,10 @@ static colo_status_t lay_sequences(colo_ragged_t *ragged)
     COLO_FAIL_IF(packing.split == COLO_PACKING_WHOLE, COLO_ERR_ARG,
                  "segments: packing has split WHOLE, expected another one: "
                  "with output FULL_SEQ a rank gets all rows");
+    COLO_FAIL_IF(packing.halo_before, COLO_ERR_ARG,
+                 "segments: packing has halo_before %lld, expected 0: bring the rows of images to "
+                 "their ranks first, and then halos, by a packed bridge",
+                 (long long)packing.halo_before);
     COLO_TRY(colo_packed_load(&ragged->dst, &packing, true));
     segments->nseqs = packing.nseqs;
     segments->seq_len = packing.seq_len;

@@ -60,8 +60,14 @@ static colo_status_t load_packings(colo_ragged_t *ragged, const colo_packing_t *
     for (int side = 0; side < 2; side++) {
         COLO_TRY(COLO_SIZED_READ(&own[side], side ? dst : src, seq_dp,
                                  side ? "dst packing" : "src packing", "COLO_PACKING_INIT"));
+        COLO_FAIL_IF(!side && own[side].halo_before, COLO_ERR_ARG,
+                     "src packing: halo_before is %lld, expected 0: a source has each row once",
+                     (long long)own[side].halo_before);
+        if (side && own[side].halo_before > 0)
+            COLO_TRY(colo_halo_load(&ragged->halo, &ragged->dst, &own[side]));
         COLO_TRY(colo_packed_load(side ? &ragged->dst : &ragged->src, &own[side], true));
     }
+    ragged->halo.before = own[1].halo_before;
     COLO_FAIL_IF(own[0].nseqs != own[1].nseqs, COLO_ERR_ARG,
                  "packing: src has %lld sequences, dst %lld, expected the same",
                  (long long)own[0].nseqs, (long long)own[1].nseqs);
@@ -144,6 +150,7 @@ void colo_ragged_deinit(colo_ragged_t *ragged)
     free(ragged->zeros.items);
     colo_packed_deinit(&ragged->src);
     colo_packed_deinit(&ragged->dst);
+    colo_halo_deinit(&ragged->halo);
     memset(ragged, 0, sizeof *ragged);
 }
 

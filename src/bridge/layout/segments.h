@@ -3,7 +3,7 @@
 #ifndef COLO_BRIDGE_LAYOUT_SEGMENTS_H
 #define COLO_BRIDGE_LAYOUT_SEGMENTS_H
 
-#include "bridge/layout/packed.h"
+#include "bridge/layout/halo.h"
 
 #include <colobridge/ragged.h>
 
@@ -32,6 +32,7 @@ typedef struct colo_tables {
 typedef struct colo_ragged {
     bool packed;            /* two packings, src and dst, and no segments */
     colo_packed_t src, dst; /* src of segments: all rows of a replica are one sequence */
+    colo_halo_t halo;       /* of dst; before is 0 if it has none */
     colo_segments_t own;    /* with the sequences of a packing. The tables are the caller's: of
                                the call only */
     colo_list_t zeros;      /* int64_t: a seq_dp that is NULL */

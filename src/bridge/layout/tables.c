@@ -78,6 +78,7 @@ void colo_packing_keep(colo_table_t *table, int32_t *n, const char *side,
     colo_table_keep(table, n, side, "piece_start", packing->piece_start, packing->nseqs + 1);
     colo_table_keep(table, n, side, "piece_len", packing->piece_len, pieces);
     colo_table_keep(table, n, side, "piece_owner", packing->piece_owner, pieces);
+    colo_table_keep(table, n, side, "halo_before", &packing->halo_before, 1);
 }
 
 int32_t colo_packings_keep(colo_table_t *table, const colo_packing_t *src,

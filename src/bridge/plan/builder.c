@@ -248,13 +248,15 @@ static void count_addends(colo_builder_t *builder, const colo_side_t *dst)
     colo_plan_t *plan = builder->plan;
     int64_t coords[COLO_DIMS_MAX];
     const bool holds = colo_layout_coords(dst->layout, plan->rank, coords);
-    builder->names_rows = colo_partial_names_rows(colo_side_partial(dst));
-    plan->addends = 1;
+    plan->names_rows = dst->addends > 0 || colo_partial_names_rows(colo_side_partial(dst));
+    plan->addends = dst->addends > 0 ? dst->addends : 1;
     plan->own_addend = holds ? 0 : -1;
     for (int64_t i = 0; i < dst->npartial; i++)
         plan->addends = dst->partial[i].n > plan->addends ? dst->partial[i].n : plan->addends;
-    if (dst->npartial > 0 && holds)
-        plan->own_addend = builder->names_rows ? -1 : colo_partial_find(dst->partial, coords);
+    if (plan->names_rows)
+        plan->own_addend = -1;
+    else if (dst->npartial > 0 && holds)
+        plan->own_addend = colo_partial_find(dst->partial, coords);
 }
 
 colo_status_t colo_builder_route(colo_builder_t *builder, colo_side_t src, colo_side_t dst)
@@ -296,7 +298,7 @@ void colo_builder_deinit(colo_builder_t *builder)
                             &builder->sorting.runs,    &builder->fed[0],
                             &builder->fed[1],          &builder->fed[2],
                             &builder->given,           &builder->on_rank,
-                            &builder->places};
+                            &builder->places,          &builder->partials};
     for (int i = 0; i < COLO_EXCHANGES; i++) {
         free(builder->found[i].sends.items);
         free(builder->found[i].recvs.items);

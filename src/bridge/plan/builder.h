@@ -32,12 +32,11 @@ struct colo_builder {
     colo_senders_t senders;
     colo_intersections_t intersections[2]; /* of this rank's destination and source block */
     colo_own_rows_t own;
-    colo_runs_t other;   /* rows of the block that was asked for last */
-    colo_list_t fed[3];  /* blocks by axis that a held block feeds */
-    colo_list_t given;   /* colo_entry_t: what a collector sends of sums */
-    colo_list_t places;  /* colo_place_t: of what is partial */
-    bool names_rows;     /* rows that are partial are named: not each row has as many addends */
-    colo_list_t on_rank; /* int64_t: of this rank's rows of a ragged batch */
+    colo_runs_t other;            /* rows of the block that was asked for last */
+    colo_list_t fed[3];           /* blocks by axis that a held block feeds */
+    colo_list_t given;            /* colo_entry_t: what a collector sends of sums */
+    colo_list_t places, partials; /* colo_place_t, colo_partial_t: of what is partial */
+    colo_list_t on_rank;          /* int64_t: of this rank's rows of a ragged batch */
 
     /* what was found */
     colo_found_t found[COLO_EXCHANGES];

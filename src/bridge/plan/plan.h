@@ -12,7 +12,9 @@
  * rank does not touch. Samples and features subtract own->b0 and own->h0. */
 typedef struct colo_offset {
     int64_t src_row, dst_row;
-    int32_t order; /* first of its terms, if the plan has any and this list says how to add */
+    int32_t order;   /* first of its terms, if the plan has any and this list says how to add */
+    int32_t sum_row; /* if the plan names rows, of backward: its first row in partial sums, which
+                        have only rows of several addends; -1: its rows have one */
 } colo_offset_t;
 
 /* One value to add up. Terms from a FIRST one on, up to the next, are a group, which is added up
@@ -48,11 +50,11 @@ typedef struct colo_exchange_plan {
     bool wide;     /* of sums of nodes: elements are fp32 at least */
 } colo_exchange_plan_t;
 
-/* Rows of a tensor that are in no message; of the plan's pool. */
-typedef struct colo_padding {
-    colo_run_t *run; /* [n], of which row is not set; local ascends */
+/* Rows of a tensor; of the plan's pool. */
+typedef struct colo_run_list {
+    colo_run_t *run; /* [n] */
     int64_t n;
-} colo_padding_t;
+} colo_run_list_t;
 
 struct colo_plan {
     colo_plan_config_t config; /* src and dst point at the copies below */
@@ -62,15 +64,20 @@ struct colo_plan {
     colo_owned_t own_src, own_dst; /* own_dst: as the output is (all rows when FULL_SEQ) */
     colo_exchange_plan_t exchange[2][COLO_EXCHANGES]; /* by pass, in the order of a call */
     colo_routes_t local[2];
-    colo_padding_t padding[2]; /* by pass, of the output */
-    colo_term_t *term;         /* orders of addition, one after the other */
-    int64_t needed[2];         /* bytes that this rank needs, each as often as it has addends */
-    int64_t left_out[2];       /* bytes that another rank adds up, or passes on, for it */
-    int64_t entering[2];       /* this rank's part of the bytes that must enter its node */
+    colo_run_list_t padding[2]; /* by pass, of the output: rows that are in no message, whose row is
+                                   not set; local ascends */
+    colo_run_list_t repeats;    /* of forward: rows that the output has at local, too, as at row */
+    bool names_rows;     /* rows have addends in places of their own, each in as many as there
+                            are: the same on all ranks */
+    int64_t sum_rows;    /* then: of a partial sum */
+    colo_term_t *term;   /* orders of addition, one after the other */
+    int64_t needed[2];   /* bytes that this rank needs, each as often as it has addends */
+    int64_t left_out[2]; /* bytes that another rank adds up, or passes on, for it */
+    int64_t entering[2]; /* this rank's part of the bytes that must enter its node */
     colo_plan_bytes_t bytes[2];
     int64_t addends;    /* the most that a row has */
     int64_t own_addend; /* of this rank among the addends; -1 when it holds nothing of dst, or if
-                           what is partial names its rows, so that each region says which */
+                           the plan names rows, so that each region says which */
     uint64_t hash;
     colo_pool_t pool; /* of the lists, and of what is made for them */
     int64_t work;     /* ranks and runs of rows looked at while it was made: what planning costs */

@@ -93,7 +93,7 @@ typedef struct intersection {
 
 static bool keeps_meetings(const colo_builder_t *builder)
 {
-    return builder->cfg->output == COLO_OUTPUT_SHARDED && !builder->names_rows;
+    return builder->cfg->output == COLO_OUTPUT_SHARDED && !builder->plan->names_rows;
 }
 
 /* Lists the blocks of @side that meet mine. */

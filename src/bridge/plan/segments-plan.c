@@ -198,7 +198,7 @@ static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t
 
 /* What @runs leave of a tensor of @rows. */
 static colo_status_t list_padding(colo_pool_t *pool, const colo_runs_t *runs, int64_t rows,
-                                  colo_padding_t *padding)
+                                  colo_run_list_t *padding)
 {
     if (runs->rows == rows)
         return COLO_OK;
@@ -214,23 +214,135 @@ static colo_status_t list_padding(colo_pool_t *pool, const colo_runs_t *runs, in
     return COLO_OK;
 }
 
-/* Where the rows of this rank's destination tensor are. */
+/* ---- halos ---- */
+
+/* Where the rows [@row, @end) in front of a piece are that earlier pieces of the rank have: each in
+ * the first that has it. @i: of the piece on the block. */
+static void list_repeats(const colo_halo_t *halo, int64_t block, int64_t i,
+                         colo_run_list_t *repeats)
+{
+    const colo_halo_piece_t *piece = colo_halo_piece(halo, block, i);
+    const int64_t row = piece->row - colo_halo_front(halo, piece);
+    for (int64_t end = piece->fresh; row < end;) {
+        const colo_halo_piece_t *earlier = colo_halo_piece(halo, block, --i);
+        const int64_t lo = earlier->fresh > row ? earlier->fresh : row;
+        if (lo >= end) /* all of it is in front of others */
+            continue;
+        repeats->run[repeats->n++] = (colo_run_t){.row = colo_halo_local(halo, earlier, lo),
+                                                  .count = end - lo,
+                                                  .local = colo_halo_local(halo, piece, lo)};
+        end = lo;
+    }
+}
+
+static void push_run(colo_run_list_t *list, int64_t local, int64_t count)
+{
+    if (count > 0)
+        list->run[list->n++] = (colo_run_t){.row = local, .count = count, .local = local};
+}
+
+/* Lists what a tensor with halos has of its pieces: rows, some of them again, and zeros. */
+static colo_status_t find_pieces(colo_plan_t *plan, const colo_halo_t *halo, int64_t block,
+                                 colo_ragged_places_t *places)
+{
+    const int64_t n = colo_halo_count(halo, block);
+    colo_run_list_t *zeros = &plan->padding[COLO_PASS_FORWARD], *repeats = &plan->repeats;
+    colo_run_list_t stored = {0};
+    int64_t most = 0; /* a piece's halo reaches into one more than end in it */
+    for (int64_t i = 0, k = 0; i < n; i++) {
+        const colo_halo_piece_t *piece = colo_halo_piece(halo, block, i);
+        while (k < i &&
+               (colo_halo_piece(halo, block, k)->seq < piece->seq ||
+                colo_halo_piece(halo, block, k)->row + colo_halo_piece(halo, block, k)->count <=
+                    piece->row - colo_halo_front(halo, piece)))
+            k++;
+        COLO_FAIL_IF(!colo_add_ok(most, i - k, &most), COLO_ERR_NOMEM, "plan: %lld pieces",
+                     (long long)n);
+    }
+    zeros->run = colo_pool_take(&plan->pool, (size_t)(2 * n + 1) * sizeof *zeros->run);
+    stored.run = colo_pool_take(&plan->pool, (size_t)(n + 1) * sizeof *stored.run);
+    repeats->run = colo_pool_take(&plan->pool, (size_t)(most + 1) * sizeof *repeats->run);
+    COLO_FAIL_IF(!zeros->run || !stored.run || !repeats->run, COLO_ERR_NOMEM,
+                 "plan: %lld pieces and their halos", (long long)n);
+    for (int64_t i = 0; i < n; i++) {
+        const colo_halo_piece_t *piece = colo_halo_piece(halo, block, i);
+        const int64_t front = colo_halo_front(halo, piece), none = halo->before - front,
+                      end = none + front + piece->count;
+        push_run(zeros, piece->local, none);
+        push_run(&stored, piece->local + none, front + piece->count);
+        push_run(zeros, piece->local + end, piece->rows - end);
+        list_repeats(halo, block, i, repeats);
+    }
+    places->stored = stored.run;
+    places->n = stored.n;
+    return COLO_OK;
+}
+
+/* Where regions of rows of several addends are in partial sums, which have those rows of @mine, and
+ * no other. */
+static colo_status_t place_sums(colo_plan_t *plan, const colo_list_t *partials,
+                                const colo_runs_t *mine)
+{
+    enum { STRIDE = sizeof(colo_run_t) / sizeof(int64_t) };
+    COLO_ENDS(colo_runs_deinit) colo_runs_t sums = {0};
+    const colo_partial_t *partial = partials->items;
+    for (int64_t i = 0, s = 0; mine && i < partials->n; i++) {
+        const int64_t end = partial[i].row + partial[i].count;
+        while (s < mine->n && mine->run[s].row + mine->run[s].count <= partial[i].row)
+            s++;
+        for (int64_t k = s; partial[i].n > 1 && k < mine->n && mine->run[k].row < end; k++) {
+            const int64_t behind = mine->run[k].row + mine->run[k].count;
+            const int64_t lo =
+                              partial[i].row > mine->run[k].row ? partial[i].row : mine->run[k].row,
+                          hi = behind < end ? behind : end;
+            COLO_TRY(colo_runs_push(&sums, lo, hi - lo, sums.rows));
+        }
+    }
+    plan->sum_rows = sums.rows;
+    COLO_FAIL_IF(sums.rows > INT32_MAX, COLO_ERR_ARG,
+                 "packing: %lld rows of a rank are in several halos, expected at most 2^31 - 1",
+                 (long long)sums.rows);
+    const colo_routes_t *list[] = {&plan->local[COLO_PASS_BACKWARD],
+                                   &plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_MAIN].recv};
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; i < list[k]->nregions; i++) {
+            const int64_t row = list[k]->region[i].s[0];
+            const int64_t at = sums.n > 0 && sums.run->row <= row
+                                   ? colo_last_begun(&sums.run->row, STRIDE, sums.n, row)
+                                   : -1;
+            list[k]->offset[i].sum_row =
+                at >= 0 && has_index(&sums.run[at], row)
+                    ? (int32_t)(sums.run[at].local + row - sums.run[at].row)
+                    : -1;
+        }
+    return COLO_OK;
+}
+
+/* ---- the destination ---- */
+
+/* Where the rows of this rank's destination tensor are. @arriving: out, those that it needs. */
 static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *ragged,
                                  colo_side_t dst, bool merged, colo_ragged_places_t *places,
-                                 int64_t *rows)
+                                 int64_t *rows, int64_t *arriving)
 {
     const colo_plan_t *plan = builder->plan;
     const colo_plan_config_t *config = &plan->config;
     int64_t coords[COLO_DIMS_MAX];
     colo_runs_t *mine = &builder->other;
     const colo_runs_t *all;
-    *rows = 0;
+    *rows = *arriving = 0;
     if (!colo_layout_coords(&plan->dst, plan->rank, coords))
         return COLO_OK;
     builder->on_rank.n = 0;
     dst.on_rank = merged ? &builder->on_rank : NULL;
     COLO_TRY(colo_block_own_rows(builder, &dst, coords, &all));
     dst.on_rank = NULL;
+    *arriving = all->rows;
+    if (dst.owns == &colo_owns_halo) {
+        const int64_t block = colo_packed_block(&ragged->dst, &plan->dst, coords);
+        *rows = ragged->halo.held[block];
+        return find_pieces(builder->plan, &ragged->halo, block, places);
+    }
     if (ragged->packed) { /* which are where the rows of the block say */
         *rows = colo_packed_extent(&ragged->dst, &plan->dst, coords);
         const bool padded = all->rows < *rows;
@@ -277,8 +389,8 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     colo_partial_t addends;
     colo_builder_begin(builder, plan, true);
     if (ragged->packed) {
-        dst.owns = &colo_owns_packed;
-        dst.table = &ragged->dst;
+        dst.owns = ragged->halo.before > 0 ? &colo_owns_halo : &colo_owns_packed;
+        dst.table = ragged->halo.before > 0 ? (const void *)ragged : &ragged->dst;
         builder->answers.asked[COLO_PASS_FORWARD] = builder->answers.asked[COLO_PASS_BACKWARD] =
             false; /* of a batch, sides may be uncut or not */
     }
@@ -288,16 +400,25 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
         COLO_TRY(list_padding(&plan->pool, mine, rows, &plan->padding[COLO_PASS_BACKWARD]));
     }
     own(&src, plan->rank, config->shape.features, rows, &plan->own_src);
-    COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows));
+    COLO_TRY(find_places(builder, ragged, dst, merged, places, &rows, &arriving));
     own(&dst, plan->rank, config->shape.features, rows, &plan->own_dst);
     if (dst.full && config->grad == COLO_GRAD_PARTIAL) {
         COLO_TRY(colo_partial_over_context(&plan->dst, &builder->places, &addends));
         dst.partial = &addends;
         dst.npartial = 1;
     }
+    if (dst.owns == &colo_owns_halo && !config->no_grad) {
+        const int64_t block = colo_layout_coords(&plan->dst, plan->rank, coords)
+                                  ? colo_packed_block(&ragged->dst, &plan->dst, coords)
+                                  : -1;
+        COLO_TRY(colo_halo_partials(&dst, mine, block, &builder->places, &builder->partials,
+                                    &dst.addends));
+        dst.partial = builder->partials.items;
+        dst.npartial = builder->partials.n;
+    }
     COLO_TRY(colo_builder_route(builder, src, dst));
-    for (int64_t i = 0; i < places->n; i++)
-        arriving += places->stored[i].count; /* of a merged tensor, too */
+    if (plan->names_rows)
+        COLO_TRY(place_sums(plan, &builder->partials, mine));
     plan->bytes[COLO_PASS_FORWARD].minimum =
         arriving * (plan->own_dst.h1 - plan->own_dst.h0) * (int64_t)plan->elem -
         plan->bytes[COLO_PASS_FORWARD].local;
@@ -308,6 +429,8 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
         &forward[COLO_EXCHANGE_RELAYS].recv,    &forward[COLO_EXCHANGE_RELAYS].send,
         &backward[COLO_EXCHANGE_MAIN].send,     &plan->local[COLO_PASS_BACKWARD],
         &backward[COLO_EXCHANGE_NODE_SUMS].send};
+    if (ragged->packed) /* an index is a row of the tensor */
+        return COLO_OK;
     for (size_t i = 0; i < sizeof placed / sizeof placed[0]; i++)
         place(placed[i], 0, places->stored, places->n);
     /* what is collected for other nodes; the rest goes to its source tensor */
@@ -325,12 +448,14 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     const int64_t src_parts = colo_layout_parts(batch_config.src, COLO_AXIS_FEATURES);
     const int64_t dst_parts = colo_layout_parts(batch_config.dst, COLO_AXIS_FEATURES),
                   units = src_parts / colo_gcd(src_parts, dst_parts) * dst_parts;
+    const int64_t most =
+        ragged->packed && ragged->halo.before > 0 ? ragged->halo.rows : ragged->rows;
     int64_t bytes;
-    COLO_FAIL_IF(!colo_mul_ok(ragged->rows, batch_config.shape.features, &bytes) ||
+    COLO_FAIL_IF(!colo_mul_ok(most, batch_config.shape.features, &bytes) ||
                      !colo_mul_ok(bytes, (int64_t)colo_dtype_size(batch_config.dtype), &bytes) ||
                      !colo_mul_ok(bytes, ragged->dst.axes.cp /* addends */, &bytes),
                  COLO_ERR_ARG, "%s: %lld rows of %lld %s features overflow 63 bits of bytes",
-                 ragged->packed ? "packing" : "segments", (long long)ragged->rows,
+                 ragged->packed ? "packing" : "segments", (long long)most,
                  (long long)batch_config.shape.features, colo_dtype_name(batch_config.dtype));
     if (ragged->packed)
         batch_config.output = ragged->dst.uncut ? COLO_OUTPUT_FULL_SEQ : COLO_OUTPUT_SHARDED;

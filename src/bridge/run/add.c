@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * add.c - the additions of PARTIAL gradients: every element in addend order, or by the plan's terms
- * if nodes add up (node-sums.c). Sums of a node are as wide as fp32 at least; the result is rounded
- * once.
+ * add.c - the additions of gradients: every element in addend order, or by the plan's terms if
+ * nodes add up (node-sums.c) or rows have addends of their own. Sums of a node are as wide as fp32
+ * at least; the result is rounded once.
  */
 #include "bridge/run/run.h"
 
@@ -31,6 +31,8 @@ static colo_box_t box_of(const addition_t *addition, int buffer, int64_t key,
 
 static bool is_mine(const addition_t *addition, const colo_routes_t *list, int64_t i)
 {
+    if (addition->plan->names_rows && list->offset[i].sum_row < 0)
+        return false;
     return addition->add->addend < 0 || list->region[i].addend == addition->add->addend;
 }
 
@@ -83,6 +85,10 @@ static void add_partial(addition_t *addition, int kind, int64_t addend, const co
                         int64_t i)
 {
     const int64_t key = colo_sum_key(addition->plan, kind, addend);
+    if (addition->add->own_in && addend == 0 && list == addition->add->list[0]) {
+        add_box(addition, box_of(addition, COLO_IN, 0, list, i), addition->tensor->dtype);
+        return;
+    }
     add_box(addition, box_of(addition, COLO_PARTIALS, key, list, i),
             colo_sum_dtype(addition->plan, addition->tensor, key));
 }

@@ -151,8 +151,10 @@ static colo_status_t find_carriers(const colo_bridge_t *bridge, colo_ready_plan_
     const int32_t agreed = bridge->direct.agreed[COLO_PASS_FORWARD].moves;
     const bool batch = ready->program.bytes;
     direct->moves[COLO_PASS_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
-    direct->moves[COLO_PASS_BACKWARD] =
-        colo_plan_adds(ready->program.plan, COLO_PASS_BACKWARD) ? COLO_PULL : COLO_PUSH;
+    const bool adds = colo_plan_adds(ready->program.plan, COLO_PASS_BACKWARD);
+    direct->moves[COLO_PASS_BACKWARD] = !adds                             ? COLO_PUSH
+                                        : ready->program.plan->names_rows ? 0
+                                                                          : COLO_PULL;
     direct->one_view = !batch && bridge->transport != COLO_TRANSPORT_PEER;
     direct->forward = batch && agreed ? (colo_mover_t)agreed : COLO_PUSH;
     direct->unit = (int64_t)colo_direct_unit(bridge, ready);
@@ -307,8 +309,8 @@ colo_status_t colo_direct_find(colo_call_t *call)
     if (!bridge->direct.launcher)
         return COLO_OK;
     /* on one of two moves, or on a tensor of which a rank has nothing */
-    const bool agrees =
-        direct->moves[pass] == (COLO_PUSH | COLO_PULL) || (!asked && direct->asymmetric[pass]);
+    const bool agrees = direct->moves[pass] == (COLO_PUSH | COLO_PULL) ||
+                        (direct->moves[pass] && !asked && direct->asymmetric[pass]);
     if (agrees && (!agreed->made || agreed->registrations !=
                                         bridge->comm->backend->direct->registrations(bridge->comm)))
         call->undecided = true;

@@ -121,8 +121,10 @@ static void fill(const colo_call_frame_t *frame, const colo_ready_plan_t *ready,
     for (int sends = 0; sends < 2; sends++) {
         const colo_routes_t *routes = colo_plan_routes(plan, frame->pass, move->exchange, sends);
         colo_box_t *box = ready->messages.list[frame->pass][move->exchange][sends].box;
-        const int buffer = sends ? move->from : move->to;
         for (int64_t i = 0; i < routes->nregions; i++) {
+            const bool sums = !sends && move->exchange == COLO_EXCHANGE_MAIN &&
+                              colo_plan_sums_region(plan, frame->pass, routes, i);
+            const int buffer = sums ? COLO_PARTIALS : sends ? move->from : move->to;
             const colo_end_t end = {
                 buffer, buffer == COLO_PARTIALS
                             ? colo_move_sum(plan, move->exchange, sends, &routes->region[i])

@@ -4,11 +4,11 @@
  * buffer.
  *
  * Forward: a move, and a second one from output to output if ranks of a node pass on what entered
- * it. Backward in the other direction. The only addition is the sum of PARTIAL gradients. Receiving
- * into the output would be simpler, but an addend may come before those that are added up first:
- * each lands in a partial sum of its own, and then every element is added up in addend order, which
- * is rank order, or as the plan says. If nodes add up, what crosses the network is summed up
- * before.
+ * it; then rows that lie in several places are copied to the others. Backward in the other
+ * direction. The only addition is the sum of PARTIAL gradients. Receiving into the output would be
+ * simpler, but an addend may come before those that are added up first: each lands in a partial sum
+ * of its own, and then every element is added up in addend order, which is rank order, or as the
+ * plan says. If nodes add up, what crosses the network is summed up before.
  */
 #include "bridge/run/program.h"
 
@@ -25,6 +25,8 @@ void colo_partial_extent(const colo_plan_t *plan, int64_t extent[3])
         for (int i = 0; i < 3; i++)
             extent[i] = dst && extent[i] > of[i] ? extent[i] : of[i];
     }
+    if (plan->names_rows)
+        extent[1] = plan->sum_rows;
 }
 
 colo_dtype_t colo_sum_wide(colo_dtype_t dtype)
@@ -77,7 +79,9 @@ static void need_partials(colo_program_t *program, int exchange)
     const colo_routes_t *recv =
         colo_plan_routes(program->plan, COLO_PASS_BACKWARD, exchange, false);
     for (int64_t i = 0; i < recv->nregions; i++)
-        need_partial(program, colo_move_sum(program->plan, exchange, false, &recv->region[i]));
+        if (!program->plan->names_rows ||
+            colo_plan_sums_region(program->plan, COLO_PASS_BACKWARD, recv, i))
+            need_partial(program, colo_move_sum(program->plan, exchange, false, &recv->region[i]));
 }
 
 /* Of those groups of terms from @term on that are added up here. */
@@ -108,6 +112,10 @@ static colo_status_t find_partials(colo_program_t *program, const colo_add_t *ad
                 need_groups(program, &plan->term[add->list[k]->offset[i].order]);
     if (!add->own_in && plan->local[COLO_PASS_BACKWARD].nregions > 0)
         need_partial(program, plan->own_addend);
+    const colo_routes_t *local = &plan->local[COLO_PASS_BACKWARD];
+    for (int64_t i = 0; plan->names_rows && i < local->nregions; i++)
+        if (local->region[i].addend > 0) /* which some row has, so it is added up */
+            need_partial(program, local->region[i].addend);
     return COLO_OK;
 }
 
@@ -154,6 +162,13 @@ static colo_add_t add_up(colo_program_t *program, colo_steps_t *steps, bool laun
                             .by_terms = true,
                             .to = COLO_OUT};
     }
+    if (plan->names_rows) { /* rows of one value go to the output at once */
+        push_move(steps, COLO_EXCHANGE_MAIN, local, COLO_IN, COLO_OUT);
+        return (colo_add_t){.list = {local, &exchange[COLO_EXCHANGE_MAIN].recv},
+                            .by_terms = true,
+                            .own_in = true,
+                            .to = COLO_OUT};
+    }
     /* own addend: held here or received; the two lists together cover each element once */
     colo_add_t add = {.list = {local, &exchange[COLO_EXCHANGE_MAIN].recv},
                       .addend = plan->own_addend >= 0 ? plan->own_addend : 0,
@@ -189,18 +204,22 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
         } else if (!colo_dtype_is_float(plan->config.dtype)) {
             return colo_fail(
                 COLO_ERR_ARG,
-                "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
-                "not made for; use DISJOINT, SHARDED or no_grad",
+                plan->names_rows
+                    ? "bridge: gradients of a row in %lld pieces are summed, which %s is not made "
+                      "for; set no_grad"
+                    : "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
+                      "not made for; use DISJOINT, SHARDED or no_grad",
                 (long long)plan->addends, colo_dtype_name(plan->config.dtype));
+        } else if (plan->addends > COLO_MAX_ADDENDS && plan->names_rows) {
+            return colo_fail(COLO_ERR_ARG,
+                             "bridge: a row is in %lld pieces and their halos, at most %d; give "
+                             "longer pieces or a smaller halo_before, or set no_grad",
+                             (long long)plan->addends, COLO_MAX_ADDENDS);
         } else if (plan->addends > COLO_MAX_ADDENDS) {
             return colo_fail(COLO_ERR_ARG,
                              "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
                              "DISJOINT or SHARDED",
                              (long long)plan->addends, COLO_MAX_ADDENDS);
-        } else if (plan->term && !colo_plan_sums_nodes(plan)) {
-            return colo_fail(COLO_ERR_UNBUILT,
-                             "bridge: rows whose addends lie in places of their own are planned, "
-                             "but no bridge adds them up yet");
         } else {
             const colo_add_t add = add_up(program, steps, launched);
             COLO_TRY(find_partials(program, &add));
@@ -208,6 +227,8 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
         }
         if (plan->exchange[pass][COLO_EXCHANGE_RELAYS].all_come)
             push_move(steps, COLO_EXCHANGE_RELAYS, NULL, COLO_OUT, COLO_OUT);
+        if (pass == COLO_PASS_FORWARD && plan->repeats.n) /* after all has come */
+            steps->step[steps->n++] = (colo_step_t){.kind = COLO_REPEAT};
         if (plan->padding[pass].n) /* after sums, which may take all rows at once */
             steps->step[steps->n++] = (colo_step_t){.kind = COLO_CLEAR};
     }
@@ -251,7 +272,9 @@ colo_box_t colo_call_box(const colo_call_frame_t *frame, const colo_carried_t *t
                          ? end.key < colo_sum_key(plan, COLO_SUM_COLLECTED, 0)
                          : (end.buffer == COLO_IN) == (frame->pass == COLO_PASS_FORWARD);
     const colo_owned_t *own = src ? &plan->own_src : &plan->own_dst;
-    const int64_t row = src ? routes->offset[i].src_row : routes->offset[i].dst_row;
+    const int64_t row = end.buffer == COLO_PARTIALS && plan->names_rows ? routes->offset[i].sum_row
+                        : src                                           ? routes->offset[i].src_row
+                                                                        : routes->offset[i].dst_row;
     const colo_view_t view = end.buffer == COLO_IN    ? tensor->in
                              : end.buffer == COLO_OUT ? tensor->out
                                                       : partial_view(frame, tensor, end.key);

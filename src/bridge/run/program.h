@@ -3,8 +3,8 @@
  * program.h (private) - what a call does, as steps over the lists of a plan.
  *
  * A MOVE brings regions from one buffer to another: those of an exchange between ranks, and what
- * stays on this rank. An ADD sums up regions that have arrived. A CLEAR sets the padding of the
- * output to 0. Buffers are the caller's input and
+ * stays on this rank. An ADD sums up regions that have arrived. A REPEAT copies rows that the
+ * output has in several places, a CLEAR sets its padding to 0. Buffers are the caller's input and
  * output, and the bridge's partial sums, one per addend that arrives, each with the shape of this
  * rank's source part. A program has no region of its own: making one costs a batch
  * nothing.
@@ -48,12 +48,13 @@ typedef struct colo_add {
     const colo_routes_t *list[3]; /* NULL: none */
     int64_t addend;               /* each element is in one region of this addend; -1: of any */
     bool by_terms;                /* else by addend, ascending */
-    bool own_in; /* of list[0], this rank's addend is in the input, not in a partial sum */
+    bool own_in; /* of list[0], this rank's addend is in the input, not in a partial sum; if the
+                    plan names rows: the first addend */
     int to;
 } colo_add_t;
 
 typedef struct colo_step {
-    enum { COLO_MOVE, COLO_ADD, COLO_CLEAR } kind;
+    enum { COLO_MOVE, COLO_ADD, COLO_REPEAT, COLO_CLEAR } kind;
     union {
         colo_move_t move;
         colo_add_t add;
@@ -108,8 +109,9 @@ static inline bool colo_plan_adds(const colo_plan_t *plan, colo_pass_t pass)
 {
     return pass == COLO_PASS_BACKWARD && plan->addends > 1;
 }
-/* Samples, rows and features of a partial sum: those of the source part. If nodes add up, both
- * parts fit, and have the same strides in it: to peers all partial sums are one tensor. */
+/* Samples, rows and features of a partial sum: those of the source part; if the plan names rows,
+ * only those of several addends. If nodes add up, both parts fit, and have the same strides in it:
+ * to peers all partial sums are one tensor. */
 void colo_partial_extent(const colo_plan_t *plan, int64_t extent[3]);
 /* Bytes of a partial sum, of a tensor that has @per features for each of the plan's. */
 size_t colo_partial_bytes(const colo_plan_t *plan, int64_t per, colo_dtype_t dtype);
@@ -118,6 +120,13 @@ colo_dtype_t colo_sum_wide(colo_dtype_t dtype);
 colo_dtype_t colo_sum_dtype(const colo_plan_t *plan, const colo_carried_t *tensor, int64_t key);
 /* The dtype in which messages of an exchange count. */
 colo_dtype_t colo_move_dtype(const colo_program_t *program, colo_pass_t pass, int exchange);
+/* Has a region of @routes, that stays or that the main exchange of @pass brings, several addends in
+ * places of their own? Then it is added up from partial sums; others go to the output. */
+static inline bool colo_plan_sums_region(const colo_plan_t *plan, colo_pass_t pass,
+                                         const colo_routes_t *routes, int64_t i)
+{
+    return plan->names_rows && colo_plan_adds(plan, pass) && routes->offset[i].sum_row >= 0;
+}
 /* The partial sum of a region at one end of an exchange. */
 int64_t colo_move_sum(const colo_plan_t *plan, int exchange, bool sends,
                       const colo_region_t *region);

@@ -66,19 +66,24 @@ static colo_status_t copy_own(const colo_call_t *call, const colo_move_t *move, 
     const colo_call_frame_t *frame = &call->frame;
     const bool bytes = frame->program->bytes;
     const colo_box_list_fn copy = narrow ? device->box_list_narrow : device->box_list;
-    const colo_end_t to = {move->to, frame->program->plan->own_addend};
     colo_box_t *const *box = call->ready->messages.own_box;
     for (int32_t k = 0; move->local && k < frame->n; k++) {
         const colo_carried_t *tensor = &frame->tensor[k];
+        int64_t n = 0;
         if (tensor->per == 0) /* there may be no memory */
             continue;
         for (int64_t i = 0; i < move->local->nregions; i++) {
-            box[0][i] = colo_call_box(frame, tensor, (colo_end_t){.buffer = move->from},
+            colo_end_t to = {move->to, frame->program->plan->own_addend};
+            if (colo_plan_sums_region(frame->program->plan, frame->pass, move->local, i)) {
+                if (move->local->region[i].addend == 0) /* read where it is */
+                    continue;
+                to = (colo_end_t){COLO_PARTIALS, move->local->region[i].addend};
+            }
+            box[0][n] = colo_call_box(frame, tensor, (colo_end_t){.buffer = move->from},
                                       move->local, i, bytes);
-            box[1][i] = colo_call_box(frame, tensor, to, move->local, i, bytes);
+            box[1][n++] = colo_call_box(frame, tensor, to, move->local, i, bytes);
         }
-        COLO_TRY(copy(box[1], box[0], move->local->nregions,
-                      bytes ? 1 : colo_dtype_size(tensor->dtype), call->stream));
+        COLO_TRY(copy(box[1], box[0], n, bytes ? 1 : colo_dtype_size(tensor->dtype), call->stream));
     }
     return COLO_OK;
 }
@@ -222,30 +227,31 @@ static colo_status_t run_add(const colo_call_t *call, const colo_add_t *add)
     return st < 0 ? colo_comm_fail(call->bridge->comm, st) : COLO_OK;
 }
 
-static colo_status_t clear_padding(const colo_call_t *call)
+/* Writes runs of rows of the output: zeros, or what it has at their row. */
+static colo_status_t fill_rows(const colo_call_t *call, const colo_run_list_t *list, bool zeros)
 {
     enum { BOXES = 64 };
     const colo_call_frame_t *frame = &call->frame;
     const colo_plan_t *plan = frame->program->plan;
     const bool forward = frame->pass == COLO_PASS_FORWARD;
     const colo_owned_t *own = forward ? &plan->own_dst : &plan->own_src;
-    const colo_padding_t *padding = &plan->padding[frame->pass];
     for (int32_t k = 0; k < frame->n; k++) {
         const colo_carried_t *tensor = &frame->tensor[k];
         const size_t elem = colo_dtype_size(tensor->dtype);
-        colo_box_t to[BOXES], zeros[BOXES];
-        for (int64_t i = 0, n = 0; tensor->out.data && tensor->per > 0 && i < padding->n; i++) {
-            to[n] = colo_view_box(tensor->out, own);
-            to[n].data =
-                (char *)to[n].data + padding->run[i].local * to[n].stride[1] * (int64_t)elem;
-            to[n].extent[1] = padding->run[i].count;
-            to[n].extent[2] *= tensor->per;
-            zeros[n] = to[n];
-            zeros[n++].data = NULL;
-            if (n < BOXES && i + 1 < padding->n)
+        colo_box_t to[BOXES], from[BOXES];
+        for (int64_t i = 0, n = 0; tensor->out.data && tensor->per > 0 && i < list->n; i++) {
+            colo_box_t box = colo_view_box(tensor->out, own);
+            char *const data = box.data;
+            const int64_t row = box.stride[1] * (int64_t)elem;
+            box.extent[1] = list->run[i].count;
+            box.extent[2] *= tensor->per;
+            from[n] = to[n] = box;
+            from[n].data = zeros ? NULL : data + list->run[i].row * row;
+            to[n++].data = data + list->run[i].local * row;
+            if (n < BOXES && i + 1 < list->n)
                 continue;
             const colo_status_t st =
-                call->bridge->device->box_list(to, zeros, n, elem, call->stream);
+                call->bridge->device->box_list(to, from, n, elem, call->stream);
             if (st < 0)
                 return colo_comm_fail(call->bridge->comm, st);
             n = 0;
@@ -275,8 +281,10 @@ colo_status_t colo_run_call(colo_call_t *call)
         const colo_step_t *step = &steps->step[i];
         if (step->kind == COLO_MOVE)
             st = run_move(call, &step->move);
+        else if (step->kind == COLO_REPEAT)
+            st = fill_rows(call, &call->frame.program->plan->repeats, false);
         else if (step->kind == COLO_CLEAR)
-            st = clear_padding(call);
+            st = fill_rows(call, &call->frame.program->plan->padding[call->frame.pass], true);
         else if (by_comm) /* else what is read is added up */
             st = run_add(call, &step->add);
     }

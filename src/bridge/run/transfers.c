@@ -375,6 +375,8 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t
                          .addend = &lists->addend[i],
                          .exposed = &lists->exposed[i]};
         *out = (colo_transfers_t){.name = names[i]};
+        if (adds && plan->names_rows) /* the comm carries these */
+            continue;
         if (!maker.move || (exchange == COLO_EXCHANGE_RELAYS && adds))
             continue;
         maker.pulls = adds || (exchange == COLO_EXCHANGE_MAIN && pass == COLO_PASS_FORWARD &&
