@@ -244,13 +244,13 @@ MUTANTS = {
     'lists of no tokens have no address': (
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),
-    'the mean of the logits has no bias': (
-        'compat_hf.py', 'mean if bias is None else mean + bias.mean(dtype=real)', 'mean', 'test_trl.py', 'of_fp64'),
+    'the mean of the logits is their log-sum-exp': (
+        'compat_hf.py', "'mean_logits': 'mean_logits'", "'mean_logits': 'lse'", 'test_trl.py', 'of_fp64'),
     'logits of a chunk are not bound by TRL\'s tile': (
         'compat_hf.py', 'tokens = max(1, _TILE * chunk_size // max(len(weight), 1))', 'tokens = max(1, len(hidden))', 'test_trl.py',
         'than_the_tile'),
-    'log sum p^2 is not over the sum squared': (
-        'compat_hf.py', '-2 * e.sum(-1)', '-e.sum(-1)', 'test_trl.py', 'of_fp64'),
+    'log sum p^2 is no logarithm': (
+        'compat_hf.py', "found['sum_p2'] = found['sum_p2'].log()", 'pass', 'test_trl.py', 'of_fp64'),
     'a causal LM is fused whatever its head gets': (
         'compat_hf.py', "if 'hidden' not in seen or not torch.equal(seen['hidden'], args[0]):", "if 'hidden' not in seen:", 'test_transformers.py',
         'cannot_be_fused'),

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip('torch')
 
-from colobridge import compat  # noqa: E402
+from colobridge import compat, compat_hf  # noqa: E402
 
 T, V, H = 13, 29, 6
 NAMES = 'entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1'
@@ -103,11 +103,14 @@ def test_a_head_of_another_dtype_is_taken_as_that_of_hidden(outputs):
 
 
 def test_logits_exist_for_no_more_tokens_than_the_tile_has(monkeypatch):
-    rows, linear = [], torch.nn.functional.linear
-    monkeypatch.setattr(torch.nn.functional, 'linear', lambda *of: rows.append(len(of[0])) or linear(*of))
+    plans, prepare = [], compat_hf.prepare
+    monkeypatch.setattr(compat_hf, 'prepare', lambda *of: plans.append(prepare(*of)) or plans[-1])
     *given, t = case(torch.float32, False, 300)
-    with_gradients(ours, given, t, (1.0, None, 1.0), chunk=1)
-    assert 4096 // V == 141 and rows == 2 * [141, 141, 18]
+    for outputs in (NAMES, ('log_sum_sq_probs',), ('mean_logits',), ()):
+        with_gradients(ours, given, t, (1.0, 5.0, 1.0), outputs=outputs, chunk=1)
+    assert 4096 // V == 141 and len(plans) == 4
+    for *_, (plan, *_) in plans:  # kept if all of them are no more than the tile; those of the chunk are made at a time
+        assert plan.config.chunk_size == 141 and plan.linear['budget'] == 4 * 4096
 
 
 def test_a_parameter_of_zero_3_is_refused():
