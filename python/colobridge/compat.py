@@ -462,12 +462,18 @@ def _sampled_evenly(logits: Any, target: Any, group: Any, top_k: int | None, top
 _WEIGHT = 'FusedLinearChunkedDistributedLogprob', 'linear_cross_entropy'  # have a weight, others an lm_head_weight
 
 
+def _rows(weight: Any) -> int:
+    """Of this rank's shard, which a parameter of DeepSpeed's ZeRO-3 has elsewhere"""
+    return getattr(weight, 'ds_shape', weight.shape)[0]
+
+
 def _equal_shards(what: str, weight: Any, group: Any) -> tuple[int | None, int | None]:
     """Where this rank's columns begin and end; None: a DTensor says it."""
     if hasattr(weight, 'placements'):
         return None, None
-    start = size_and_rank(group, what)[1] * weight.shape[0]
-    return start, start + weight.shape[0]
+    rows = _rows(weight)
+    start = size_and_rank(group, what)[1] * rows
+    return start, start + rows
 
 
 def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int | None, end: int | None, group: Any,
@@ -477,7 +483,7 @@ def _from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int | 
     vocab = None
     if start is not None and end is not None:
         start, placed = int(start), hasattr(weight, 'placements')
-        vocab = start, None if placed else vocabulary(what, getattr(weight, 'ds_shape', weight.shape)[0], hidden.device, start, int(end), group)
+        vocab = start, None if placed else vocabulary(what, _rows(weight), hidden.device, start, int(end), group)
     named = Named(what, weight='weight' if what in _WEIGHT else 'lm_head_weight')
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         out = Linear.apply(*prepare(
@@ -609,8 +615,8 @@ def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: tor
 
     Args:
         hidden: [..., H], of a floating-point dtype; it is cast to weight's.
-        weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. Shards are equal, in rank order, but for a DTensor, which says
-            which rows it has.
+        weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. A DTensor, which says which rows it has, or a parameter of
+            DeepSpeed's ZeRO-3; shards are equal, in rank order, but for a DTensor.
         labels: [...], global ids of an integer dtype, the same on all ranks of dist_process_group.
         temperature: > 0.
         reduction: of the log-probabilities: "none", "sum" or "mean".
@@ -745,8 +751,8 @@ def from_parallel_hidden_to_entropy_packed_sequences(
 
     Args:
         hidden: [1, T / cp, H], of a floating-point dtype; it is cast to lm_head_weight's.
-        lm_head_weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. Shards are equal, in rank order, but for a DTensor,
-            which says which rows it has.
+        lm_head_weight: [Vl, H], this rank's rows; f64, f32, bf16 or f16. A DTensor, which says which rows it has, or a
+            parameter of DeepSpeed's ZeRO-3; shards are equal, in rank order, but for a DTensor.
         cu_seqlens_padded: [sequences + 1], integers: sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp each.
         unpacked_seqlen: columns of a row of the batch, one more than those of the result.
         num_actions: as in vocab_parallel_entropy_packed_sequences().

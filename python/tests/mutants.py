@@ -249,6 +249,8 @@ MUTANTS = {
     'logits of a chunk are not bound by TRL\'s tile': (
         'compat_hf.py', 'tokens = max(1, _TILE * chunk_size // max(len(weight), 1))', 'tokens = max(1, len(hidden))', 'test_trl.py',
         'than_the_tile'),
+    'shards of a head of ZeRO-3 have no rows': (
+        'compat.py', "getattr(weight, 'ds_shape', weight.shape)[0]", 'weight.shape[0]', 'test_compat.py', 'zero_3'),
     'log sum p^2 is no logarithm': (
         'compat_hf.py', "found['sum_p2'] = found['sum_p2'].log()", 'pass', 'test_trl.py', 'of_fp64'),
     'a causal LM is fused whatever its head gets': (

@@ -510,3 +510,29 @@ def test_refusals():
             (lambda: compat.chunked_cross_entropy_loss(z, z[0], 2), 'At least one of labels and shift_labels.*found neither')):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def as_zero_3(w):
+    """@w as a parameter of DeepSpeed's ZeRO-3 leaves it: no elements; all that the only rank of its group has in ds_tensor"""
+    held = torch.nn.Parameter(torch.empty(0, dtype=w.dtype))
+    held.ds_tensor, held.ds_shape, held.ds_process_group = w.detach().reshape(-1).clone(), w.shape, cb.Comm.self()
+    return held
+
+
+@pytest.mark.parametrize('size', (1, 3))
+def test_a_head_of_zero_3_is_cut_by_the_rows_that_its_shards_have(size):
+    rng = torch.Generator().manual_seed(4)
+    each, tokens, width = 5, 6, 5
+    h, w = (torch.randn(*n, generator=rng, dtype=torch.float64) for n in ((1, tokens, 4), (size * each, 4)))
+    labels, cu = torch.randint(0, size * each, (1, tokens), generator=rng), torch.tensor([0, tokens])
+    lp = torch.log_softmax(h @ w.T, -1)
+    want, entropy = lp.gather(-1, labels[..., None]).squeeze(-1)[0], -(lp.exp() * lp).sum(-1)[0]
+
+    def called(world):
+        held = as_zero_3(w[world.rank * each:(world.rank + 1) * each])
+        logp, got = compat.linear_cross_entropy(h, held, labels, dist_process_group=world)
+        of_rows, of_packed = entropy[:width - 1].mean(), compat.from_parallel_hidden_to_entropy_packed_sequences(
+            h, held, cu, width, width - 1, None, None, None, world)
+        for a, b in ((logp, want), (got, entropy), (of_packed[0], of_rows), (of_packed[1], of_rows)):
+            torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=1e-6)
+    cb.run_threads(size, called)
