@@ -169,8 +169,8 @@ def fuse_lm_head(model: Any, *, label_smoothing: float = 0.0, **options: Any) ->
         A function without arguments that undoes it.
 
     Raises:
-        ValueError: the model's loss is another one, its head does not get what its backbone returns, or is an adapter of
-            peft's, the model is on the meta device, or fused already. In forward: the loss has a term of a router, the
+        ValueError: the model's loss is another one, its head does not get what its backbone returns, or is one that
+            Head.of() refuses, the model is on the meta device, or fused already. In forward: the loss has a term of a router, the
             head is a parameter of DeepSpeed's ZeRO-3.
     """
     model = model.get_base_model() if hasattr(model, 'peft_config') and hasattr(model, 'get_base_model') else model
@@ -181,7 +181,7 @@ def fuse_lm_head(model: Any, *, label_smoothing: float = 0.0, **options: Any) ->
     if head is None or model.base_model is model:
         raise ArgumentError("fuse_lm_head: model is a %s, which has no lm_head over a backbone, expected a causal LM of "
                             "transformers" % type(model).__name__)
-    Head.of(head, **options)  # refuses an adapter
+    Head.of(head, **options)  # refuses an adapter that is no LoRA
     output, found = _measured(model, head)
     own: dict[str, Any] = model.__dict__
     fused = _Fused(own.get('forward'), output, frozenset(field.name for field in dataclasses.fields(output)),

@@ -532,7 +532,7 @@ MUTANTS = {
         'torch/linear_plan.py', 'else shared.detach()', 'else shared', 'test_torch_linear.py',
         'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a second backward reads gradients of logits that are gone': (
-        'torch/linear.py', 'if saved[7] is not None:', 'if False:', 'test_torch_linear.py',
+        'torch/linear.py', 'if saved[9] is not None:', 'if False:', 'test_torch_linear.py',
         'test_loss_mode_makes_the_gradient_of_a_large_weight'),
     'a chunk size does not bind kept gradients of logits': (
         'torch/linear_plan.py', 'min(config.chunk_size or 2048, bound)', 'min(2048, bound)', 'test_torch_linear.py',
@@ -596,8 +596,8 @@ MUTANTS = {
     'strides of an empty shard count': (
         'torch/ready.py', 'if shape is None and not like.numel():', 'if False:', 'test_torch_linear.py', 'any_strides'),
     'main_grad is written over': (
-        'torch/linear.py', 'd_head,\n                           main is not None)',
-        'd_head,\n                           False)',
+        'torch/linear.py', 'd_head,\n                           main is not None, frozen',
+        'd_head,\n                           False, frozen',
         'test_torch_linear.py', 'test_gradients_are_added_to_main_grad'),
     'a sequence-parallel rank reads its own tokens as all': (
         'torch/linear_plan.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
@@ -631,7 +631,7 @@ MUTANTS = {
         'torch/ranks.py', '_ended.clear()', 'pass', 'test_torch_logprob.py',
         'test_threads_without_a_group_end'),
     'the lm_head keeps logits that no backward will ask for': (
-        'torch/linear.py', 'backward = grad and (d_hidden or d_head)', 'backward = d_hidden or d_head',
+        'torch/linear.py', 'backward = grad and (need[0] or d_head or d_lora)', 'backward = need[0] or d_head or d_lora',
         'test_torch_linear.py', 'test_without_gradients_nothing_is_kept'),
     'the store of a torch.distributed that is gone is kept': (
         'torch/ranks.py', 'store and weakref.ref(store)', '(lambda: store)', 'test_torch_bridge.py',
@@ -757,7 +757,30 @@ MUTANTS = {
     'an exception of a rank meets a communicator that was destroyed': (
         'comm.py', '        if comm._handle:\n            comm.abort(why)', '        comm.abort(why)', 'test_refusals.py', 'made_anew'),
     'ranks of a loss do not tell what requires grad': (
-        'torch/linear.py', 'doing=_doing(need, grad)', 'doing=None', 'test_torch_requires_grad.py', 'losses and loss-True'),
+        'torch/linear.py', 'doing=_doing(need, grad)):\n        ready = plan.ready(comm, head_comm, not',
+        'doing=None):\n        ready = plan.ready(comm, head_comm, not', 'test_torch_requires_grad.py', 'losses and loss-True'),
+    'the LoRA of a head with a sharded weight is that of its first rows': (
+        'torch/placed.py', 't = part if shares is None else Gathered.apply(part, shares, found.rows)', 't = part',
+        'test_torch_lora.py', 'fsdp2'),
+    'gradients of a LoRA are not those of FSDP2': (
+        'torch/placed.py', 'part, _ = averaged(what, part, None, t, of.grad_reduction, size, copies, False)', 'pass',
+        'test_torch_lora.py', 'fsdp2'),
+    'the library hears of no LoRA': (
+        'torch/linear_plan.py', 'lora=0 if self.lora is None else self.lora[0].shape[0]', 'lora=0', 'test_torch_lora.py', 'modes'),
+    'a head trains its LoRA alone, and no loss knows': (
+        'torch/linear.py', 'for t in (hidden, *head[1:3], *factors_of(head[0])))', 'for t in (hidden, *head[1:3]))',
+        'test_torch_lora.py', 'what_is_frozen'),
+    'the second of two adapters is left out': (
+        'torch/head.py', 'if len(parts) < 2:', 'if True:', 'test_torch_lora.py', 'several_adapters'),
+    'dropout of a LoRA is left out': (
+        'torch/head.py', "if module.training and getattr(dropout, 'p', 0):", 'if False:', 'test_torch_lora.py', 'more_than_factors'),
+    'the magnitudes of DoRA are left out': (
+        'torch/head.py', "or getattr(module, 'use_dora', {}).get(name):", 'and False:', 'test_torch_lora.py', 'more_than_factors'),
+    'a graph multiplies by the base of a LoRA alone': (
+        'torch/compiled.py', "members['lora'] = tuple(members.pop(name) for name in _LORA)",
+        "[members.pop(name) for name in _LORA]", 'test_torch_lora.py', 'compiled'),
+    'ranks may have other factors A': (
+        'torch/linear.py', '**({} if a is None else {"the LoRA\'s A": a})', '', 'test_torch_lora.py', 'other_factors'),
     'a rank that waits hears no signal': (
         '_lib.py', 'lib().colo_interrupt_set(_asked.fn, None)', 'pass', 'test_torch_interrupt.py', 'raises_nothing'),
     'what a handler raised while a rank waited is lost': (

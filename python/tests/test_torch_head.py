@@ -371,7 +371,7 @@ def test_tied_embeddings_and_weights_alone_are_heads():
 
 
 class Lora(torch.nn.Module):
-    """As peft's: its weight is that of the layer below"""
+    """As peft's other adapters: its weight is that of the layer below"""
 
     def __init__(self, base, merged=False):
         super().__init__()
@@ -404,23 +404,15 @@ def test_a_part_of_the_vocabulary_is_a_head_with_a_group():
 
 def test_an_adapter_over_a_layer_is_no_head():
     base = torch.nn.Linear(H, V)
-    with pytest.raises(ValueError, match=r'Head.of: module is a test_torch_head\.Lora, an adapter over a base layer: its weight is the frozen base'):
+    with pytest.raises(ValueError, match=r'Head.of: module is a test_torch_head\.Lora, an adapter over a base layer, and no LoRA: a loss of its weight'):
         ct.Head.of(Lora(base))
     assert ct.Head.of(Lora(base, merged=True)).weight is base.weight
 
 
-def test_the_lora_layer_of_peft_is_no_head():
+def test_a_head_that_peft_trains_as_a_whole():
     peft = pytest.importorskip('peft')
-
-    def head(**options):
-        model = torch.nn.ModuleDict({'body': torch.nn.Linear(H, H), 'lm_head': torch.nn.Linear(H, V)})
-        return peft.get_peft_model(model, peft.LoraConfig(r=2, **options)).base_model.model['lm_head']
-    lora = head(target_modules=['body', 'lm_head'])
-    with pytest.raises(ValueError, match=r'module is a peft\..*Linear, an adapter over a base layer'):
-        ct.Head.of(lora)
-    lora.merge()
-    assert ct.Head.of(lora).weight is lora.base_layer.weight
-    saved = head(target_modules=['body'], modules_to_save=['lm_head'])
+    model = torch.nn.ModuleDict({'body': torch.nn.Linear(H, H), 'lm_head': torch.nn.Linear(H, V)})
+    saved = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=['body'], modules_to_save=['lm_head'])).base_model.model['lm_head']
     assert ct.Head.of(saved).weight.requires_grad and ct.Head.of(saved).weight is saved.modules_to_save['default'].weight
 
 

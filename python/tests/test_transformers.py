@@ -263,14 +263,24 @@ def test_adapters_of_peft():
         found.append((out.loss.detach(), gradients(model, out.loss)))
     assert any('lm_head' in name for name in found[1][1])
     alike(*found)
-    adapted = peft.get_peft_model(made('Llama'), peft.LoraConfig(target_modules=['lm_head'], **lora))
-    with pytest.raises(ValueError, match='leave the adapter out'):
-        compat.fuse_lm_head(adapted)
-    later = made('Llama')
-    compat.fuse_lm_head(later)
-    later = peft.get_peft_model(later, peft.LoraConfig(target_modules=['lm_head'], **lora))
-    with pytest.raises(ValueError, match='leave the adapter out'):
-        later(**given)
+    # the head is one, fused before or after
+    found = []
+    for fuse in ('before', 'after', 'not'):
+        torch.manual_seed(5)
+        model = made('Llama')
+        if fuse == 'before':
+            compat.fuse_lm_head(model)
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=['q_proj', 'lm_head'], **lora))
+        if fuse == 'after':
+            compat.fuse_lm_head(model)
+        out = model(**given)
+        assert (out.logits is None) == (fuse != 'not')
+        found.append((out.loss.detach(), gradients(model, out.loss)))
+    assert any('lm_head.lora_A' in name for name in found[2][1])
+    alike(found[0], found[2]), alike(found[1], found[2])
+    dropping = peft.get_peft_model(made('Llama').train(), peft.LoraConfig(target_modules=['lm_head'], lora_dropout=0.1, **lora))
+    with pytest.raises(ValueError, match='drops out hidden states'):
+        compat.fuse_lm_head(dropping)
 
 
 def capped_otherwise(model):

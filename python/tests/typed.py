@@ -41,13 +41,13 @@ import colobridge.torch as ct
 # Names that snippets take as given.
 GIVEN = {
     **dict.fromkeys(('images', 'pixels', 'grid_thw', 'embeddings', 'hidden', 'states', 'targets', 'tokens', 'logits', 'target', 'weight',
-                     'mask', 'advantage', 'advantages', 'old_logp', 'logp_new', 'logp_old', 'teacher_hidden', 'teacher_head',
+                     'mask', 'advantage', 'advantages', 'lora_A', 'lora_B', 'old_logp', 'logp_new', 'logp_old', 'teacher_hidden', 'teacher_head',
                      'teacher_ids', 'teacher_logits', 'kept_ids', 'offsets', 'x', 'x0', 'x1', 'labels', 'ids', 'my_rows',
                      'my_part'), TENSOR),
     **dict.fromkeys(('tp', 'dp', 'dp_cp', 'cp', 'cp_group', 'data_parallel'), GROUP),
     **dict.fromkeys(('rows', 'src', 'seq', 'pos', 'seq_len', 'seq_dp', 'lengths', 'cu_seqlens', 'counts'), TABLE),
     **dict.fromkeys(('encoder', 'llm', 'words', 'embed', 'scan'), LAYER),
-    **dict.fromkeys(('B', 'S', 'vocabulary'), 'int'), **dict.fromkeys(('scale', 'tokens_of_all'), 'float'),
+    **dict.fromkeys(('B', 'S', 'vocabulary', 'alpha', 'rank'), 'int'), **dict.fromkeys(('scale', 'tokens_of_all'), 'float'),
     **dict.fromkeys(('model', 'ddp', 'peft', 'trl', 'args', 'data', 'tokenizer'), 'Any'),
     'audio: encoder': 'torch.nn.Module', 'audio: lengths': 'list[list[int]]',
     'mesh': 'torch.distributed.device_mesh.DeviceMesh', 'head': 'torch.nn.Linear', 'lm_head': 'torch.nn.Linear',

@@ -267,8 +267,8 @@ def _over_chunks(fn: Any, hidden: Any, head: Head, weight: Any, bias: Any, tp_gr
     for name in FIELDS:
         if name in _READ or name in _PLACED and is_placed or getattr(head, name) == getattr(PLAIN, name):
             continue
-        raise ArgumentError("over_chunks: the Head has %s=%r, which %s" % (
-            name, getattr(head, name), "is of the ranks that share a DTensor, and its weight is no DTensor: fn's logits are this "
+        raise ArgumentError("over_chunks: the Head has %s=%s, which %s" % (
+            name, '(A, B, scale)' if name == 'lora' else repr(getattr(head, name)), "is of the ranks that share a DTensor, and its weight is no DTensor: fn's logits are this "
             "rank's columns, the weight's gradient that of its tokens; leave it out" if name in _PLACED else
             "is not done to the logits of fn; leave it out, and do it in fn"))
     d_hidden = head.d_hidden

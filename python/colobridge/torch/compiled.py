@@ -20,7 +20,9 @@ from .support import Support
 functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any], Callable[..., Any]]] = {}
 # Arguments that get gradients, or are refused if they want one.
 _LEARN = ('vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight', 'input', 'linear_weight',
-          'linear_bias', 'linear_weight.weight', 'linear_weight.bias')
+          'linear_bias', 'linear_weight.weight', 'linear_weight.bias', 'weight.lora_a', 'weight.lora_b', 'linear_weight.lora_a',
+          'linear_weight.lora_b')
+_LORA = 'lora_a', 'lora_b', 'lora_scale'  # of a Head's lora
 
 
 class _Asked(NamedTuple):
@@ -68,6 +70,9 @@ def _given(asked: _Asked, tensors: list[Any], integers: list[Any], reals: list[A
     for key in [key for key in given if '.' in key]:
         name, member = key.split('.')
         heads.setdefault(name, {})[member] = given.pop(key)
+    for members in heads.values():
+        if 'lora_a' in members:
+            members['lora'] = tuple(members.pop(name) for name in _LORA)
     return {**given, **{name: Head(**members) for name, members in heads.items()}}
 
 
@@ -163,7 +168,13 @@ def _flat(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments with those of a Head in its place"""
     flat: dict[str, Any] = {}
     for key, value in given.items():
-        flat.update({'%s.%s' % (key, name): getattr(value, name) for name in FIELDS} if isinstance(value, Head) else {key: value})
+        if not isinstance(value, Head):
+            flat[key] = value
+            continue
+        members = {name: getattr(value, name) for name in FIELDS}
+        if isinstance(value.lora, tuple) and len(value.lora) == 3:  # else it is refused where it runs
+            members.update(zip(_LORA, members.pop('lora')))
+        flat.update({'%s.%s' % (key, name): member for name, member in members.items()})
     return flat
 
 

@@ -59,7 +59,12 @@ class Head:
         max_valid: an upper bound of a call's tokens that are not ignored; products have that many rows.
         gemm: what makes products in host memory: a "cblas" (one that the process has loaded, else OpenBLAS), the library's own
             "loops", several times slower, or "auto": a CBLAS if the process has loaded one. COLO_GEMM overrides it.
-        invariant: as in logprob(); the weight has the padding, d_hidden is not "partial".
+        invariant: as in logprob(); the weight has the padding, d_hidden is not "partial", and there is no lora.
+        lora: (A [r, H], B [Vl, r], scale): logits are hidden x weight^T + scale (hidden x A^T) x B^T (+ bias), and W + scale B A
+            is never made. B has this rank's rows, A is the same on all ranks of tp_group, over which its gradient is summed.
+            Factors are multiplied in hidden's dtype; their gradients are summed in f32 (f64). Whether or not the weight is
+            sharded, a plain factor is whole and its gradient that of this rank's tokens; rows of a DTensor are gathered in
+            forward and stay until backward. Only weight and bias have main_grad.
 
     Example:
         >>> import colobridge.torch as ct, torch
@@ -84,6 +89,7 @@ class Head:
     max_valid: int | None = None
     gemm: str = 'auto'
     invariant: bool | int = False
+    lora: tuple[torch.Tensor, torch.Tensor, float] | None = None
 
     @classmethod
     def of(cls, module: torch.nn.Module | torch.Tensor, **options: Any) -> Head:
@@ -91,21 +97,22 @@ class Head:
 
         Args:
             module: one with a weight [Vl, H], and a bias [Vl] or none: an nn.Linear, as it is or as fully_shard() or DeepSpeed made
-                it, an nn.Embedding that is tied to the head; or such a weight alone.
+                it, an nn.Embedding that is tied to the head; or such a weight alone. Of a linear layer with a LoRA of peft's the
+                Head has the factors, of several active adapters one behind the other.
             **options: Head's.
 
         Raises:
-            ValueError: a layer of peft's, whose weight is not all that it multiplies by; no weight of that shape; a layer of
-                Megatron's or Transformer Engine's whose vocabulary is split over ranks, without tp_group=.
+            ValueError: another adapter of peft's, or a LoRA with a dropout in training, DoRA or a bias; no weight of that
+                shape; a layer of Megatron's or Transformer Engine's whose vocabulary is split over ranks, without tp_group=.
         """
         if isinstance(module, torch.Tensor):
             return cls(module, **options)
         what = 'Head.of: module is a %s' % type(module).__name__
         if hasattr(module, 'base_layer') and not (getattr(module, 'merged', False) or getattr(module, 'disable_adapters', False)):
-            raise ArgumentError(
-                "Head.of: module is a %s.%s, an adapter over a base layer: its weight is the frozen base alone, so that a loss of it would leave the "
-                "adapter out, in the loss and in training; merge() it, leave the head out of target_modules, or put it into "
-                "modules_to_save" % (type(module).__module__, type(module).__name__))
+            lora = _lora_of(module)
+            if lora is not None and options.get('lora') is not None:
+                raise ArgumentError("%s with a LoRA, and lora= is given; pass one of them" % what)
+            return cls.of(module.base_layer, **{**options, **({} if lora is None else {'lora': lora})})
         weight, bias = getattr(module, 'weight', None), getattr(module, 'bias', None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2 and not hasattr(weight, 'ds_tensor'):
             raise ArgumentError("%s, whose weight is %s, expected a module with a weight [Vl, H], such as an nn.Linear%s" % (
@@ -120,8 +127,46 @@ class Head:
         return cls(weight, bias, **options)
 
 
+def _lora_of(module: Any) -> Any:
+    """(A, B, scale) of a layer of peft's, or None if no adapter of its is active. ValueError: an adapter that is more than that."""
+    def refuse(why: str) -> Any:
+        raise ArgumentError(
+            "Head.of: module is a %s.%s, an adapter over a base layer, %s: a loss of its weight would leave the adapter out, in the "
+            "loss and in training; merge() it, leave the head out of target_modules, or put it into modules_to_save" % (
+                type(module).__module__, type(module).__name__, why))
+    known = getattr(module, 'lora_A', None)
+    if not hasattr(known, 'keys') or not hasattr(module, 'lora_B') or not hasattr(module, 'scaling'):
+        refuse("and no LoRA")
+    active = [name for name in module.active_adapters if name in known]
+    for name in module.active_adapters:
+        if name in getattr(module, 'lora_embedding_A', ()):
+            refuse("which has a LoRA of an embedding, '%s'" % name)
+        if name in getattr(module, 'lora_variant', ()) or getattr(module, 'use_dora', {}).get(name):
+            refuse("whose '%s' is no plain LoRA but a variant of it (DoRA)" % name)
+    if getattr(module, 'fan_in_fan_out', False):
+        refuse("whose weight is [H, Vl]")
+    parts = []
+    for name in active:
+        a, b, dropout = known[name], module.lora_B[name], module.lora_dropout[name]
+        if getattr(a, 'bias', None) is not None or getattr(b, 'bias', None) is not None:
+            refuse("whose '%s' has a bias" % name)
+        if module.training and getattr(dropout, 'p', 0):
+            refuse("whose '%s' drops out hidden states (lora_dropout=%g) while it trains, which is not made here; expected "
+                   "lora_dropout=0 or eval()" % (name, dropout.p))
+        parts.append((a.weight, b.weight, float(module.scaling[name])))
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return torch.cat([a * scale for a, _, scale in parts]), torch.cat([b for _, b, _ in parts], 1), 1.0
+
+
 FIELDS = tuple(field.name for field in dataclasses.fields(Head))
 PLAIN = Head(cast(torch.Tensor, None))
+
+
+def factors_of(head: Head) -> tuple[Any, ...]:
+    """A and B of its LoRA, if there are any."""
+    lora: Any = head.lora
+    return lora[:2] if isinstance(lora, tuple) else ()
 
 
 def read(what: Named, weight: Any, tp_group: Any) -> tuple[Head, Any, Any, Any]:

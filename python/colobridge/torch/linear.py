@@ -23,7 +23,7 @@ from . import ranks as groups
 from .autocast import autocast
 from .calls import operator
 from .functions import Function, anchor, saved_tensors
-from .head import ORDINARY, Head, Named, columns_of, partitioned, read
+from .head import ORDINARY, Head, Named, columns_of, factors_of, partitioned, read
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, names_of, per_token, returned, targets_for, without_gradient
 from .nll import Loss, across, counted, loss_of, masked, reduced
@@ -58,48 +58,50 @@ def _all_of(target: Any) -> Any:
 @functools.lru_cache(maxsize=None)
 def _doing(need: tuple[bool, ...], grad: bool) -> dict[str, Any]:
     """What ranks compare after a mismatch, of ctx.needs_input_grad."""
-    return {'requires_grad': ', '.join(n for n, d in zip(('hidden', 'weight', 'bias'), need) if d and grad) or 'nothing'}
+    names = 'hidden', 'weight', 'bias', 'A of the LoRA', 'B of the LoRA'
+    return {'requires_grad': ', '.join(n for n, d in zip(names, need) if d and grad) or 'nothing'}
 
 
 @Function
-def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, o: Call) -> Any:
-    """(hidden, weight, bias, targets, Call) -> the outputs that were asked for."""
+def Linear(ctx: Any, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, target: Any, o: Call) -> Any:
+    """(hidden, weight, bias, A and B of the LoRA, targets, Call) -> the outputs that were asked for."""
     plan, comm, head_comm, main, grad = o
-    d_hidden, d_weight, d_bias = ctx.needs_input_grad[:3]
-    d_head = d_weight or d_bias
-    backward = grad and (d_hidden or d_head)
-    with groups.telling(comm, head_comm, doing=_doing((d_hidden, d_weight, d_bias), grad)):
-        ready = plan.ready(comm, head_comm, backward and not d_hidden, backward and not d_head,
-                           main is not None)
-        out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, target, backward)
+    need = ctx.needs_input_grad[:5]
+    d_head, d_lora = need[1] or need[2], need[3] or need[4]
+    backward = grad and (need[0] or d_head or d_lora)
+    with groups.telling(comm, head_comm, doing=_doing(need, grad)):
+        ready = plan.ready(comm, head_comm, backward and not need[0], backward and not d_head,
+                           main is not None, frozen_lora=backward and not d_lora)
+        out, kept, ctx.kept = ready.forward(comm, hidden, weight, bias, a, b, target, backward)
     if backward:
         ctx.ready, ctx.o = ready, o
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, *_all_of(target), kept)
+        ctx.save_for_backward(hidden, weight, bias, a, b, *_all_of(target), kept)
     out = plan.gathered(out)
     if plan.counts:
         ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
     return tuple(out)
 
 
-def _saved(what: Named) -> str:
-    return '%s: %s, %s, %s or %s' % (what, what.hidden, what.weight, what.bias, what.target)
+def _saved(plan: LinearPlan) -> str:
+    what = plan.what
+    return '%s: %s, %s, %s%s or %s' % (what, what.hidden, what.weight, what.bias, '' if plan.lora is None else ', lora', what.target)
 
 
 @Linear.backward
 def _(ctx: Any, *upstream: Any) -> Any:
     ready, (_, comm, head_comm, main, _) = ctx.ready, ctx.o
     ready.core.alive(ready.plan.what)
-    saved = saved_tensors(ctx, _saved(ready.plan.what))
+    saved = saved_tensors(ctx, _saved(ready.plan))
     need = ctx.needs_input_grad
     with groups.telling(comm, head_comm, doing=_doing(need, True)):
-        d_hidden, d_weight, d_bias = ready.backward(comm, saved, ctx.kept, upstream, main)
-    return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
+        made = ready.backward(comm, saved, ctx.kept, upstream, main)
+    return (*(d if wanted else None for d, wanted in zip(made, need)), None, None)
 
 
 @Function
-def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of, o: Call) -> Any:
-    """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into side of Of,
+def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, target: Any, of: Of, o: Call) -> Any:
+    """(hidden, weight, bias, A and B of the LoRA, targets, Of, Call) -> value, or (value, sum of entropies). Into side of Of,
     because outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
     Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
     those of hidden, weight and bias, multiplied by the upstream gradient and by 1 / den where products
@@ -109,19 +111,19 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: O
     for them."""
     plan, comm, head_comm, main, grad = o
     den, group, mean, side, weights, ctx.entropy, known, anchor = of
-    need = ctx.needs_input_grad if grad else (False,) * 3
+    need = ctx.needs_input_grad if grad else (False,) * 5
     d_head = need[1] or need[2]
     early = plan.early and d_head
     with groups.telling(comm, head_comm, doing=_doing(need, grad)):
         ready = plan.ready(comm, head_comm, not need[0], not d_head,
-                           (early or known is not None) and main is not None, early)
+                           (early or known is not None) and main is not None, early, not (need[3] or need[4]))
         if weights is not None:
             weights = plan.rows.spread(weights, 0)
-        out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group, known, main, early)
+        out, losses, made = ready.loss(comm, hidden, weight, bias, a, b, target, weights, group, known, main, early)
     ctx.of = main, need, early, ready, comm
     if early:
         kept, ctx.kept, shared = made
-        ctx.save_for_backward(hidden, weight, bias, *_all_of(target), kept, shared)
+        ctx.save_for_backward(hidden, weight, bias, a, b, *_all_of(target), kept, shared)
         made = ()
     ctx.made, ctx.known = made, known
     if known is not None:
@@ -131,7 +133,7 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: O
     elif anchor is not None:
         ctx.save_for_backward(anchor)
     if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
-        ctx.save_for_backward(*made, hidden, weight, bias, target)
+        ctx.save_for_backward(*made, hidden, weight, bias, a, b, target)
         ctx.set_materialize_grads(False)
         ctx.made = ()
     value, num, tokens, factor = ready.total(mean and den is None, weights, group, out)
@@ -167,28 +169,28 @@ def _(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
     by = None if g is None else (ctx.factor * g).to(plan.real)
     if early:
         ready.core.alive(ready.plan.what)
-        saved = saved_tensors(ctx, _saved(plan.what))
+        saved = saved_tensors(ctx, _saved(plan))
         with groups.telling(comm):
             made = ready.backward(comm, saved, ctx.kept, None, main, by)
-        if saved[7] is not None:
+        if saved[9] is not None:
             ctx.made = None
         return (*(d if need else None for d, need in zip(made, needs)), None, None, None)
     if ctx.entropy:
-        *made, hidden, weight, bias, target = saved_tensors(ctx, _saved(plan.what))
+        *made, hidden, weight, bias, a, b, target = saved_tensors(ctx, _saved(plan))
     else:
         ctx.made = None
         saved_tensors(ctx, plan.what)
     if g_entropy is not None:
         ready.core.alive(ready.plan.what)
-        more, by_more = (ready.entropy(comm, hidden, weight, bias, target),
+        more, by_more = (ready.entropy(comm, hidden, weight, bias, a, b, target),
                          g_entropy.to(plan.real).reshape(1))
         if by is not None:
             more = [None if e is None else d * by + e * by_more for d, e in zip(made, more)]
             by_more = torch.ones_like(by)
         made, by = more, by_more
     if by is None:
-        return (None,) * 6
-    d_hidden, d_weight, d_bias = made
+        return (None,) * 8
+    d_hidden, d_weight, d_bias, *d_lora = made
     if main is not None and d_weight is not None:
         for sums, grad in zip(main, (d_weight, d_bias)):
             if grad is not None:
@@ -196,7 +198,8 @@ def _(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
         d_weight = d_bias = None
     return (*(None if d is None or not need else torch.mul(d, by, out=(
         d if d.dtype is plan.dtype and not ctx.entropy else torch.empty_like(d, dtype=plan.dtype)))
-              for d, need in zip((d_hidden, d_weight, d_bias), needs)), None, None, None)
+              for d, need in zip((d_hidden, d_weight, d_bias), needs)),
+            *(None if d is None or not need else d * by for d, need in zip(d_lora, needs[3:])), None, None, None)
 
 
 def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
@@ -218,7 +221,7 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
 
 def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, names: tuple[str, ...], mode: str,
             begins: str | None, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
-            support: Support | None = None, class_weight: ClassWeight | None = None) -> tuple[Any, Any, Any, Any, Call]:
+            support: Support | None = None, class_weight: ClassWeight | None = None) -> tuple[Any, Any, Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. head: read()'s. begins: do gradients begin in forward: 'loss' in
     either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all."""
     of, weight, bias, tp_group = head
@@ -231,7 +234,7 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
     device = hidden.device
     if hidden.layout is not torch.strided or device.type == 'meta':
         checked(hidden, '%s: %s' % (what, what.hidden))
-    comm = groups.comm_of(tp_group, device, what + ': tp_group')
+    comm = of_tp = groups.comm_of(tp_group, device, what + ': tp_group')
     head_comm: Comm | None = None
     main = None
     shard_group, rows, columns = of.shard_group, of.rows, columns_of(what, of.vocab)
@@ -259,6 +262,10 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
                                 what, 'rows=%s' % rows if of.grad_reduction is None else 'grad_reduction=%r' % of.grad_reduction))
     if head_comm is not None:
         groups.require_apart(what, comm, 'shard_group', head_comm)
+    a, b, lora = None, None, None
+    if of.lora is not None:
+        a, b, scale = placed.factors(what, of, hidden, of_tp, comm is not of_tp)
+        lora = a.shape, a.dtype, a.device, b.shape, b.dtype, b.device, scale
     product = autocast(device.type)
     if product is not None and hidden.dtype != torch.float64:
         hidden, weight = hidden.to(product), weight.to(product)
@@ -271,11 +278,11 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device),
            target.shape, target.dtype, target.device,
            None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
-           rows, flat, linear, values, members, support is None, meta(class_weight))
+           rows, flat, linear, values, members, support is None, meta(class_weight), lora)
     plan = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
     if plan is None:
         plan = kept.add(key, LinearPlan(what, hidden, weight, bias, target, names, comm, tp_group, columns, head_comm, rows,
-                                        flat, linear, main, dict(zip(members, values)), support, class_weight))
+                                        flat, linear, main, dict(zip(members, values)), support, class_weight, lora))
     if plan.copies_hidden:
         hidden = hidden.contiguous()
     if plan.copies_weight:
@@ -283,7 +290,7 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
     if comm.check_level > 1:
-        given = {'targets': target.long()}
+        given = {'targets': target.long(), **({} if a is None else {"the LoRA's A": a})}
         if hidden.shape[:-1].numel() == target.numel():  # else each rank has tokens of its own (reduce_scatter)
             given['hidden states'] = alike.used(hidden, target, plan.config.ignore_index)
         alike.compare(what, comm, tp_group, given)
@@ -291,7 +298,7 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
         target = targets_for(plan.rows, target, plan.config.ignore_index)
     if support is not None or class_weight is not None:
         target = accompanied(what, target, plan, support, class_weight)
-    return hidden, weight, bias, target, (plan, comm, head_comm, main, torch.is_grad_enabled())
+    return hidden, weight, bias, a, b, target, (plan, comm, head_comm, main, torch.is_grad_enabled())
 
 
 def _meta(t: Any) -> Any:
@@ -457,7 +464,8 @@ def of_hidden(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target
                             "is 'none'; use mode=\"auto\"")
     known = None if upstream is None else _known(upstream, reduction, mode, hidden)
     target, weights = masked(what, mask, target, numbers[5])
-    trains = torch.is_grad_enabled() and any(getattr(t, 'requires_grad', False) for t in (hidden, *head[1:3]))
+    trains = torch.is_grad_enabled() and any(
+        getattr(t, 'requires_grad', False) for t in (hidden, *head[1:3], *factors_of(head[0])))
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid' if class_weight is None else 'weight')
     group = across(reduce_group, getattr(hidden, 'device', None), what)
     *tensors, o = prepare(
@@ -478,7 +486,7 @@ def of_hidden(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target
     side: list[Any] = []
     reads = o[0].early and any(t is not None and t.requires_grad for t in tensors[1:3])
     value = LinearLoss.apply(*tensors, (None, group, mean, side, weights, False, known,
-                                        None if reads else anchor(*tensors[:3])), o)
+                                        None if reads else anchor(*tensors[:5])), o)
     return Loss(value, *side)
 
 

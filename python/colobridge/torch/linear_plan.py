@@ -87,8 +87,8 @@ class LinearPlan(Plan):
     def __init__(self, what: Named, hidden: Any, weight: Any, bias: Any, target: Any, names: tuple[str, ...],
                  comm: Comm, tp_group: Any, columns: Columns, head_comm: Comm | None, rows_of_all: int | None,
                  flat: bool, linear: tuple[Any, ...], main: Any, members: dict[str, Any], support: Support | None,
-                 class_weight: ClassWeight | None):
-        """Checks the arguments of prepare(). main: main_grads() or None. copies_hidden, copies_weight: do they have to be
+                 class_weight: ClassWeight | None, lora: tuple[Any, ...] | None):
+        """Checks the arguments of prepare(). main: main_grads() or None; lora: shape, dtype and device of A and of B, scale. copies_hidden, copies_weight: do they have to be
         copied?"""
         mode, d_hidden, gemm, budget, max_valid, logits_dtype, begins = linear
         if not 0 <= integer('budget', budget) < 2**64:
@@ -137,6 +137,13 @@ class LinearPlan(Plan):
                 raise ArgumentError("%s: %s has %d elements, expected %d, or %d with padding: rank %d of %d's part of "
                                     "%d x %d" % (what, what.weight, weight.shape[0], owned, each, head_comm.rank, head_comm.size,
                                                  rows_here, hidden.shape[-1]))
+        if lora is not None:
+            (of_a, a_dtype, a_device), (of_b, b_dtype, b_device) = lora[:3], lora[3:6]
+            if not (len(of_a) == len(of_b) == 2 and of_a[1] == hidden.shape[-1] and of_a[0] == of_b[1] > 0 and of_b[0] == rows_here
+                    and a_dtype.is_floating_point and b_dtype.is_floating_point and a_device == b_device == hidden.device):
+                raise ArgumentError("%s: the Head's lora is A %s of %s on %s and B %s of %s on %s, expected [r, %d] and [%d, r] of a "
+                                    "floating-point dtype on %s" % (what, list(of_a), a_dtype, a_device, list(of_b), b_dtype, b_device,
+                                                                    hidden.shape[-1], rows_here, hidden.device))
         start, vocab = shard(comm, tp_group, rows_here, *columns)
         config = config_of(what, 'logprob', start, vocab, **logprob_members(members, vocab, names, class_weight))
         copies_weight = weight.stride(-1) != 1 and weight.shape[-1] > 1
@@ -173,6 +180,11 @@ class LinearPlan(Plan):
         self.targets = targets_of(what, rows, hidden, support, class_weight, start, vocab, rows_here)
         self.weight = View(weight, '%s: %s' % (what, what.weight))
         self.bias = None if bias is None else View(bias, '%s: %s' % (what, what.bias))
+        # A and B as they are multiplied, and their gradients, as they are summed
+        self.lora = None if lora is None else tuple(
+            View(like(tuple(of), self.dtype, self.device).contiguous(), "%s: the Head's lora" % what) for of in (lora[0], lora[3]))
+        self.lora_scale = 1.0 if lora is None else lora[6]
+        self.new_lora = None if lora is None else tuple(like(tuple(of), self.real, self.device) for of in (lora[0], lora[3]))
         # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is
         self.new_hidden = like(tuple(hidden.shape) if rows.plain or scatter else flat_shape, self.dtype, self.device)
         self.d_view = not (rows.plain or scatter)
@@ -199,11 +211,12 @@ class LinearPlan(Plan):
         self.unseen, self.weighs = names == ('loss', 'n_valid'), names == ('loss', 'weight')
 
     def ready(self, comm: Comm, head_comm: Comm | None, frozen_hidden: bool, frozen_weight: bool,
-              add: bool, early: bool = False) -> '_Ready':
+              add: bool, early: bool = False, frozen_lora: bool = False) -> '_Ready':
         """Of the gradients that are wanted. The C objects are kept with the communicator, and made at
         the first call, in the same order on all ranks."""
         share = early and self.shared > 0 and not add and not frozen_weight
-        which = (frozen_hidden, frozen_weight, add, early)
+        frozen_lora = frozen_lora or self.lora is None
+        which = (frozen_hidden, frozen_weight, add, early, frozen_lora)
         ready = self.kept.get(which)
         if ready is not None and ready.core.kept:
             ready.core.used = next(_clock)
@@ -212,7 +225,8 @@ class LinearPlan(Plan):
         raw = self.hidden.raw
         members = dict(self.linear, frozen_hidden=frozen_hidden, frozen_weight=frozen_weight,
                        d_weight_add=add, d_weight_dtype=self.d_weight.dtype,
-                       mode=s.LINEAR_LOGPROB_EARLY if early else self.linear['mode'], share_d_weight=share)
+                       mode=s.LINEAR_LOGPROB_EARLY if early else self.linear['mode'], share_d_weight=share,
+                       lora=0 if self.lora is None else self.lora[0].shape[0], frozen_lora=frozen_lora)
         head = dict(rows=self.head_rows, hidden=self.rows.columns, dtype=raw.dtype, mem=raw.mem,
                     device=raw.device, has_bias=self.bias is not None, partition=int(self.owned is not None),
                     gemm=self.gemm)
@@ -232,14 +246,14 @@ class LinearPlan(Plan):
                 for plan in table(comm, '_linear_plans').kept.values():
                     plan.kept.clear()
         core.used = next(_clock)
-        ready = self.kept[which] = _Ready(self, core, not frozen_hidden, not frozen_weight, add, share)
+        ready = self.kept[which] = _Ready(self, core, not frozen_hidden, not frozen_weight, not frozen_lora, add, share)
         return ready
 
 
 class _Ready:
     """A plan with its C objects, and the C structs of a call, of which there is one at a time."""
 
-    def __init__(self, plan: LinearPlan, core: Core, d_hidden: bool, d_weight: bool, add: bool, share: bool):
+    def __init__(self, plan: LinearPlan, core: Core, d_hidden: bool, d_weight: bool, d_lora: bool, add: bool, share: bool):
         self.plan, self.core, self.number, self.share = plan, core, next(_clock), share
         self.makes = d_hidden, d_weight
         self.sizes: dict[int, int] = {}  # workspaces of passes
@@ -259,6 +273,11 @@ class _Ready:
                                           c.pointer(self.targets), plan.max_valid)
         if isinstance(plan.targets, Accompanied):
             self.support = plan.targets.attach(self.targets, self.saved, self.batch)
+        if plan.lora is not None:
+            self.saved.lora_a, self.saved.lora_b, self.saved.lora_scale = *(view.raw for view in plan.lora), plan.lora_scale
+            self.factors = self.saved.lora_a, self.saved.lora_b
+            self.lora = s.Lora(*map(c.pointer, self.factors), plan.lora_scale)
+            self.batch.lora = c.pointer(self.lora)
         out = c.sizeof(s.LogprobOut)
         self.out, self.made, self.upstream = s.LogprobOut(out), s.LinearLogprobSaved(saved), s.LinearLogprobUpstream(up)
         self.outputs = pointed(self.out, {name: plan.view(name) for name, _ in plan.out})
@@ -270,8 +289,12 @@ class _Ready:
         self.d_weight = copy(plan.d_weight if d_raw is None else d_raw[0].raw) if d_weight else None
         self.d_bias = copy(plan.d_bias if d_raw is None else d_raw[1].raw) \
             if d_weight and plan.bias is not None else None
+        self.d_lora = None if plan.lora is None or not d_lora else tuple(
+            make(0, torch_dtype(plan.real), view.shape, (view.shape[1], 1), raw.mem, raw.device)
+            for view, raw in zip(plan.lora, self.factors))
         self.grads = s.LinearLogprobGrads(c.sizeof(s.LinearLogprobGrads), *(
-            None if t is None else c.pointer(t) for t in (self.d_hidden, self.d_weight, self.d_bias)))
+            None if t is None else c.pointer(t)
+            for t in (self.d_hidden, self.d_weight, self.d_bias, *(self.d_lora or (None, None)))))
         self.at_parameters = (c.addressof(self.weight),
                               None if self.bias is None else c.addressof(self.bias))
         address = c.addressof
@@ -288,7 +311,7 @@ class _Ready:
         self.at_sums = address(self.sums)
         self.numbers, self.mean_call, self.addresses, self.placed = HostWorkspace(), MeanCall(plan.mean), (0, 0, 0), 0
 
-    def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
+    def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, target: Any,
              place: Any) -> Any:
         """Says where the tokens and the head are; what it returns has to live as long as the call.
         place: View.point of a forward, View.again of a backward."""
@@ -306,14 +329,17 @@ class _Ready:
         weight = place(plan.weight, self.weight, weight)
         if bias is not None:
             bias = place(plan.bias, self.bias, bias)
+        lora = None
+        if plan.lora is not None:
+            lora = [place(view, raw, t.to(plan.dtype).contiguous()) for view, raw, t in zip(plan.lora, self.factors, (a, b))]
         if core.gathered:
             memory, workspace = reserved(core.gathered, plan.device)
         elif core.bound == (self.number, self.weight.data, self.bias and self.bias.data):
-            return whole, hidden, target, weight, bias  # the head has just this already
+            return whole, hidden, target, weight, bias, lora  # the head has just this already
         core.bound = None
         check(self.run_bind(core.head, *self.at_parameters, workspace))
         core.bound = self.number, self.weight.data, self.bias and self.bias.data
-        return whole, hidden, target, weight, bias, memory
+        return whole, hidden, target, weight, bias, lora, memory
 
     def run(self, function: Any, which: int, *addresses: Any) -> None:
         """A pass in C, with its workspace."""
@@ -325,11 +351,11 @@ class _Ready:
         check(function(self.core.linear, *addresses, workspace, stream_of(self.plan.device) if self.plan.cuda else None))
         del work
 
-    def gradients(self, bias: Any, main: Any, shared: Any = None) -> tuple[Any, Any, Any]:
-        """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to; @shared: weight's,
-        from forward."""
+    def gradients(self, bias: Any, main: Any, shared: Any = None) -> tuple[Any, ...]:
+        """New ones of hidden, as it is shaped, weight, bias and the LoRA's A and B; @main: those of weight and bias, to be added
+        to; @shared: weight's, from forward."""
         plan = self.plan
-        d_hidden = d_weight = d_bias = None
+        d_hidden = d_weight = d_bias = d_a = d_b = None
         if self.makes[0]:
             d_hidden = torch.empty_like(plan.new_hidden)
             self.d_hidden.data = d_hidden.data_ptr()
@@ -349,13 +375,16 @@ class _Ready:
                 if bias is not None:
                     d_bias = torch.empty_like(plan.new_bias)
                     self.d_bias.data = d_bias.data_ptr()
-        return d_hidden, d_weight, d_bias
+        if self.d_lora is not None and plan.new_lora is not None:
+            d_a, d_b = map(torch.empty_like, plan.new_lora)
+            self.d_lora[0].data, self.d_lora[1].data = d_a.data_ptr(), d_b.data_ptr()
+        return d_hidden, d_weight, d_bias, d_a, d_b
 
-    def forward(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
+    def forward(self, comm: Comm, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, target: Any,
                 backward: bool) -> tuple[list[Any], Any, Any]:
         """(outputs, the buffer that backward needs, as a tensor, or memory that is no tensor)"""
         with self.core.lock:
-            held = self.bind(comm, hidden, weight, bias, target, View.point)
+            held = self.bind(comm, hidden, weight, bias, a, b, target, View.point)
             out = made_like(self.plan.out, self.outputs)
             kept, small, buffer = self.keep() if backward else (None, None, None)
             self.run(self.run_forward, s.LINEAR_LOGPROB_FORWARD if backward else s.LINEAR_LOGPROB_INFERENCE,
@@ -377,14 +406,14 @@ class _Ready:
         return kept.narrow(0, buffer - kept.data_ptr(), self.kept_size), None, buffer
 
     def backward(self, comm: Comm, saved: Any, small: Any, upstream: Any, main: Any,
-                 by: Any = None) -> tuple[Any, Any, Any]:
-        """Gradients of hidden, weight and bias. by: the number, after an early loss()."""
+                 by: Any = None) -> tuple[Any, ...]:
+        """gradients(). by: the number, after an early loss()."""
         plan = self.plan
-        hidden, weight, bias, target, ids, classes, kept, *shared = saved
+        hidden, weight, bias, a, b, target, ids, classes, kept, *shared = saved
         if isinstance(plan.targets, Accompanied):
             target = target, ids, classes
         with self.core.lock:
-            held, up = [self.bind(comm, hidden, weight, bias, target, View.again)], self.upstream
+            held, up = [self.bind(comm, hidden, weight, bias, a, b, target, View.again)], self.upstream
             if by is not None:
                 up.logp = up.entropy = 0.0
                 self.by.data = by.data_ptr()
@@ -407,7 +436,7 @@ class _Ready:
         del held
         return grads
 
-    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any, group: Comm, by: Any,
+    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, target: Any, weights: Any, group: Comm, by: Any,
              main: Any, early: bool) -> tuple[list[Any], Any, Any]:
         """(outputs, [] if they are unseen; what total() adds up over the group; made). made: the gradients of the sum
         of losses, each times its weight [T], or 1 if @weights is None. by: the upstream gradient, or None: 1; if it is
@@ -421,7 +450,7 @@ class _Ready:
             if weights is not None:
                 self.weights.data = weights.data_ptr()
             self.whole.d_loss = None if weights is None else self.at_weights
-            held = self.bind(comm, hidden, weight, bias, target, View.point)
+            held = self.bind(comm, hidden, weight, bias, a, b, target, View.point)
             out, at_out = ([], self.at_sums) if plan.unseen else (made_like(self.plan.out, self.outputs), self.at_out)
             losses = self.place(out, group)
             if not early:
@@ -439,16 +468,16 @@ class _Ready:
         del held
         return out, losses, made
 
-    def entropy(self, comm: Comm, hidden: Any, weight: Any, bias: Any,
-                target: Any) -> tuple[Any, Any, Any]:
+    def entropy(self, comm: Comm, hidden: Any, weight: Any, bias: Any, a: Any, b: Any,
+                target: Any) -> tuple[Any, ...]:
         """Gradients of the sum of entropies, of tensors that a forward saved."""
         with self.core.lock:
-            held = self.bind(comm, hidden, weight, bias, target, View.again), made_like(self.plan.out, self.outputs)
+            held = self.bind(comm, hidden, weight, bias, a, b, target, View.again), made_like(self.plan.out, self.outputs)
             grads = self._in_one_pass(bias, self.at_entropy, self.at_out, None)
         del held
         return grads
 
-    def _in_one_pass(self, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, Any, Any]:
+    def _in_one_pass(self, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, ...]:
         """Outputs and gradients of what bind() was told."""
         grads = self.gradients(bias, main)
         self.run(self.run_loss, s.LINEAR_LOGPROB_LOSS, self.at_batch, upstream, out, self.at_grads)

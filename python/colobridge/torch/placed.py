@@ -20,6 +20,7 @@ from ..mesh import among, lines
 from . import ranks as groups
 from .functions import Function
 from .head import Columns, Head, Named, columns_of
+from .ready import number
 from .tensors import checked, stream_of
 
 # Names of arguments that may be heads which ranks share; 'weight' beside 'input' is of classes.
@@ -384,6 +385,38 @@ def gathered(what: Named, of: Head, hidden: Any, weight: Any, bias: Any, comm: C
         return weight, bias
     groups.require_apart(what, comm, 'the ranks that share weight', shares)
     return Gathered.apply(weight, shares, rows), None if bias is None else Gathered.apply(bias, shares, rows)
+
+
+def factors(what: Named, of: Head, hidden: Any, comm: Comm, whole: bool) -> tuple[Any, Any, float]:
+    """A and B of a Head's LoRA, whole but for rows of B that other ranks of the vocabulary @comm have, and its scale; gradients
+    go back to where the rows are. whole: all of these ranks have the whole weight."""
+    given: Any = of.lora
+    if not (isinstance(given, tuple) and len(given) == 3 and all(isinstance(t, torch.Tensor) for t in given[:2])):
+        raise ArgumentError("%s: the Head's lora is %s, expected (A [r, H], B [Vl, r], scale)" % (
+            what, 'a ' + type(given).__name__ if not isinstance(given, tuple) else [type(t).__name__ for t in given]))
+    tp, made = groups.world_ranks(comm) if comm.size > 1 else (), []
+    for name, t in zip('AB', given):
+        named = "%s: %s of the Head's lora" % (what, name)
+        if hasattr(t, 'ds_tensor'):
+            raise ArgumentError("%s is a parameter of DeepSpeed's ZeRO-3, expected one that is here; gather it "
+                                "(deepspeed.zero.GatheredParameters) or leave the head out of target_modules" % named)
+        if is_placed(t):
+            part, found = rows_of(named, t, tp)
+            if (found.columns is not None) if name == 'A' else found.whole and not whole:
+                raise ArgumentError("%s is %s, expected %s over tp_group" % (named, said(t), 'Replicate()' if name == 'A' else 'Shard(0)'))
+            shares, copies = (None if ranks is None else groups.comm_of_ranks(ranks, hidden.device)
+                              for ranks in (found.group, found.copies))
+            for ranks in (shares, copies):
+                if ranks is not None:
+                    groups.require_apart(what, comm, "the ranks that share the Head's lora", ranks)
+            size = (1 if shares is None else shares.size) * (1 if copies is None else copies.size)
+            part, _ = averaged(what, part, None, t, of.grad_reduction, size, copies, False)
+            t = part if shares is None else Gathered.apply(part, shares, found.rows)
+        made.append(t)
+    scale = number("%s: scale of the Head's lora" % what, given[2])
+    if not math.isfinite(scale):
+        raise ArgumentError("%s: scale of the Head's lora is %s, expected a finite number" % (what, scale))
+    return made[0], made[1], scale
 
 
 # ---- tokens, logits ----
