@@ -24,8 +24,9 @@ __global__ void targets_kernel(const __grid_constant__ colo_sequence_args p)
     const int64_t stride = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += stride) {
         const colo_sequence_place found = colo_sequence_locate(&p, p.cp_rank, i);
-        p.targets[i] =
-            colo_sequence_has_target(&found) ? p.tokens[colo_sequence_next(&p, &found)] : p.ignore;
+        p.targets[i] = colo_sequence_has_target(&p, &found)
+                           ? p.tokens[colo_sequence_next(&p, &found)]
+                           : p.ignore;
     }
 }
 
@@ -34,7 +35,7 @@ __global__ void mask_kernel(const __grid_constant__ colo_sequence_args p)
     const int64_t stride = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += stride) {
         const colo_sequence_place found = colo_sequence_locate(&p, p.cp_rank, i);
-        p.mask[i] = p.what == COLO_SEQUENCE_TARGETS ? colo_sequence_has_target(&found)
+        p.mask[i] = p.what == COLO_SEQUENCE_TARGETS ? colo_sequence_has_target(&p, &found)
                                                     : colo_sequence_has_token(&found);
     }
 }
@@ -45,7 +46,7 @@ template <typename T> __global__ void scatter_kernel(const __grid_constant__ col
     const int64_t stride = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += stride) {
         const colo_sequence_place found = colo_sequence_locate(&p, k / p.count, k % p.count);
-        if (colo_sequence_has_target(&found))
+        if (colo_sequence_has_target(&p, &found))
             ((T *)p.table)[found.row * p.table_stride + found.column] = ((const T *)p.elements)[k];
     }
 }
@@ -56,7 +57,7 @@ template <typename T> __global__ void gather_kernel(const __grid_constant__ colo
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += stride) {
         const colo_sequence_place found =
             colo_sequence_locate(&p, p.from + k / p.count, k % p.count);
-        ((T *)p.elements)[k] = colo_sequence_has_target(&found)
+        ((T *)p.elements)[k] = colo_sequence_has_target(&p, &found)
                                    ? ((const T *)p.table)[found.row * p.table_stride + found.column]
                                    : (T)0;
     }

@@ -8,7 +8,9 @@
  * [cu_padded[B] / cp] of a packed one, in which each row is a segment that begins with its tokens.
  * The cut of partition.h, zigzag or contiguous, decides which element is which position. An
  * element's *target* is the next token of its row, on whatever rank that token is: the whole
- * sequence is shifted before it is sharded. The last token of a row and padding have no target.
+ * sequence is shifted before it is sharded. The last token of a row and padding have no target. With
+ * a depth, for multi-token prediction, it is the token that comes depth later, and the last
+ * 1 + depth tokens have none.
  * Log-probabilities of targets are [B, S - 1]: column c belongs to the token in column c and
  * predicts the one in c + 1.
  *
@@ -41,10 +43,11 @@ typedef struct colo_sequence_t {
     const int64_t *device_cu_padded;
     bool contiguous; /* each context rank has one interval: of a dense row, or of the whole packed
                         stream; else zigzag of each row */
+    int64_t depth; /* a target is 1 + depth tokens ahead */
 } colo_sequence_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_SEQUENCE_INIT \
-    sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr, false
+    sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr, false, 0
 #else
 #define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t)
 #endif
@@ -52,7 +55,7 @@ typedef struct colo_sequence_t {
 /** The question that a mask answers for each element. */
 typedef enum colo_sequence_mask_t {
     COLO_SEQUENCE_TOKENS = 0, /* does it hold a token? */
-    COLO_SEQUENCE_TARGETS = 1 /* does it hold a token that is not the last one of its row? */
+    COLO_SEQUENCE_TARGETS = 1 /* does it have a target? */
 } colo_sequence_mask_t;
 
 /** How the gradient of a gathered output comes back to the context ranks. */

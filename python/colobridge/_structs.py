@@ -281,7 +281,7 @@ class SamplingConfig(c.Structure):
 class Sequence(c.Structure):
     _fields_ = [('struct_size', size_t), ('batch', i64), ('positions', i64), ('padded', i64), ('lengths', P),
                 ('cu_padded', P), ('left_padded', BOOL), ('cp', i64), ('cp_rank', i64), ('device_lengths', P),
-                ('device_cu_padded', P), ('contiguous', BOOL)]
+                ('device_cu_padded', P), ('contiguous', BOOL), ('depth', i64)]
 
 
 class TopkConfig(c.Structure):

@@ -765,6 +765,8 @@ MUTANTS = {
     'gradients of a LoRA are not those of FSDP2': (
         'torch/placed.py', 'part, _ = averaged(what, part, None, t, of.grad_reduction, size, copies, False)', 'pass',
         'test_torch_lora.py', 'fsdp2'),
+    'targets of multi-token prediction are the next tokens': (
+        'torch/sequence.py', '        if depth:\n', '        if False:\n', 'test_torch_losses.py', 'over_context_ranks'),
     'the library hears of no LoRA': (
         'torch/linear_plan.py', 'lora=0 if self.lora is None else self.lora[0].shape[0]', 'lora=0', 'test_torch_lora.py', 'modes'),
     'a head trains its LoRA alone, and no loss knows': (

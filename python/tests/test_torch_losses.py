@@ -438,6 +438,12 @@ def gathers(rank, packed, left, split):
     assert again.index() == cb.Partition(8, cp=2, split=split).index() == ([0, 1, 6, 7] if split == 'zigzag' else [0, 1, 2, 3])
     targets = seq.targets(given, ignore=-7)
     assert targets.shape == seq.shape and torch.equal(targets != -7, seq.mask('targets'))
+    ends = torch.tensor([100 + 8 * b + (8 if left else n) for b, n in enumerate(LENGTHS)])
+    for depth in (1, 3, 8):  # of the token's own row, on whatever rank it is
+        later, row = targets + depth, (targets - 100).clamp(min=0) // 8
+        assert torch.equal(seq.targets(given, ignore=-7, depth=depth), torch.where((targets != -7) & (later < ends[row]), later, -7))
+    with pytest.raises(ValueError, match='sequence: depth is -1, expected 0 or more'):
+        seq.targets(given, depth=-1)
     table = torch.randn(32, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     counts = int(seq.mask().sum())
     grads = []

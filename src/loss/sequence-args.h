@@ -8,7 +8,7 @@
  *   packed  g = zigzag within segments, b its segment, x = g - cu_padded[b]
  *           column x, left padded S - lengths[b] + x
  * Contiguous: g = r local + (i mod local) of a dense row, and r count + i of the stream.
- * It is a token where 0 <= x < lengths[b], and has a target where x + 1 < lengths[b], too.
+ * It is a token where 0 <= x < lengths[b], and has a target where x + 1 + depth < lengths[b], too.
  *
  *   targets, mask  over the elements of cp_rank
  *   scatter        batch = 0, then gathered [cp, count] -> batch [B, S - 1]
@@ -25,6 +25,7 @@ struct colo_sequence_args {
     int64_t count; /* local elements of a rank */
     const int64_t *lengths, *cu_padded; /* in the tensors' memory, may be NULL */
     bool left_padded, contiguous;
+    int64_t depth;
 
     const int64_t *tokens;
     int64_t token_stride; /* of a row of the batch; -1: a packed stream */

@@ -74,17 +74,19 @@ COLO_EITHER bool colo_sequence_has_token(const struct colo_sequence_place *found
     return found->x >= 0 && found->x < found->length;
 }
 
-COLO_EITHER bool colo_sequence_has_target(const struct colo_sequence_place *found)
+COLO_EITHER bool colo_sequence_has_target(const struct colo_sequence_args *args,
+                                          const struct colo_sequence_place *found)
 {
-    return found->x >= 0 && found->x + 1 < found->length;
+    return found->x >= 0 && found->x + 1 < found->length - args->depth;
 }
 
-/* In the batch, or in the packed stream: the token that follows */
+/* In the batch, or in the packed stream: the target */
 COLO_EITHER int64_t colo_sequence_next(const struct colo_sequence_args *args,
                                        const struct colo_sequence_place *found)
 {
-    return args->token_stride < 0 ? found->position + 1
-                                  : found->row * args->token_stride + found->column + 1;
+    const int64_t ahead = 1 + args->depth;
+    return args->token_stride < 0 ? found->position + ahead
+                                  : found->row * args->token_stride + found->column + ahead;
 }
 
 #endif

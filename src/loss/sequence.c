@@ -89,6 +89,8 @@ static colo_status_t open_sequence(const colo_sequence_t **seq, colo_sequence_t 
     COLO_FAIL_IF(own->cp < 1 || own->cp_rank < 0 || own->cp_rank >= own->cp, COLO_ERR_ARG,
                  "sequence: cp_rank %" PRId64 " is outside [0, %" PRId64 ")", own->cp_rank,
                  own->cp);
+    COLO_FAIL_IF(own->depth < 0, COLO_ERR_ARG, "sequence: depth is %" PRId64 ", expected 0 or more",
+                 own->depth);
     for (int64_t b = 0; b < own->batch && (own->lengths || own->cu_padded); b++) {
         COLO_FAIL_IF(own->lengths && (own->lengths[b] < 0 || own->lengths[b] > own->positions),
                      COLO_ERR_LAYOUT,
@@ -188,6 +190,7 @@ static colo_status_t open_args(const colo_sequence_t *seq, colo_mem_t mem,
         .cu_padded = gpu ? seq->device_cu_padded : seq->cu_padded,
         .left_padded = seq->left_padded,
         .contiguous = seq->contiguous,
+        .depth = seq->depth,
     };
     return colo_loss_kernels_for(mem, kernels);
 }

@@ -50,6 +50,7 @@ static void draw(uint64_t *rng, int64_t cp, bool packed, bool left)
                               .positions = 1 + t_below(rng, COLUMNS), .left_padded = left};
     b.seq.cp = cp;
     b.seq.contiguous = t_below(rng, 3) == 0;
+    b.seq.depth = t_below(rng, 2) ? t_below(rng, 5) : 0;
     const int64_t unit = b.seq.contiguous ? (packed ? 1 : cp) : cp > 1 ? 2 * cp : 1;
     const int64_t s = b.seq.positions;
     b.seq.padded = t_below(rng, 2) && s % unit == 0 ? 0 : (s + unit - 1) / unit * unit;
@@ -84,7 +85,7 @@ static void draw(uint64_t *rng, int64_t cp, bool packed, bool left)
 
 static bool has_target(const ref_token_t *t)
 {
-    return t->x >= 0 && t->x + 1 < length_of(t->row);
+    return t->x >= 0 && t->x + b.seq.depth + 1 < length_of(t->row);
 }
 
 static int64_t column_of(const ref_token_t *t)
@@ -182,7 +183,7 @@ static void judge(const char *label)
         for (int64_t i = 0; i < b.n; i++) {
             const ref_token_t *t = &b.want[r][i];
             const bool target = has_target(t);
-            const int64_t want = target ? code(t->row, t->x + 1) : IGNORE;
+            const int64_t want = target ? code(t->row, t->x + b.seq.depth + 1) : IGNORE;
             double sum = 0, own = 0;
             if (target) {
                 table[t->row * cols + column_of(t)] = (double)code(t->row, t->x);
@@ -241,6 +242,12 @@ T_CASE(the_target_of_a_chunks_last_token_is_the_next_chunks_first)
     seq.cp_rank = 1;
     assert_ok(colo_sequence_targets(&seq, &from, -1, &to, NULL));
     assert_memory_equal(got, ((int64_t[]){'d', 'e', 'f', 'g'}), sizeof got);
+    seq.depth = 3;
+    assert_ok(colo_sequence_targets(&seq, &from, -1, &to, NULL));
+    assert_memory_equal(got, ((int64_t[]){'g', 'h', -1, -1}), sizeof got);
+    seq.depth = INT64_MAX;
+    assert_ok(colo_sequence_targets(&seq, &from, -1, &to, NULL));
+    assert_memory_equal(got, ((int64_t[]){-1, -1, -1, -1}), sizeof got);
 }
 
 T_CASE(the_mask_of_a_batch_is_a_dense_sequence_on_one_rank)
@@ -299,6 +306,7 @@ T_CASE(batches_that_cannot_be_are_refused_by_row)
     assert_fails(colo_sequence_check(NULL), COLO_ERR_ARG, "sequence: seq is NULL");
     REFUSE(s.struct_size = 1, COLO_ERR_ARG, "struct_size is 1");
     REFUSE(s.batch = -1, COLO_ERR_ARG, "-1 rows");
+    REFUSE(s.depth = -1, COLO_ERR_ARG, "depth is -1, expected 0 or more");
     REFUSE(s.positions = 0, COLO_ERR_ARG, "3 rows of 0 columns");
     REFUSE((s.cu_padded = NULL, s.padded = 3), COLO_ERR_ARG, "padded is 3, expected 0 or at least");
     REFUSE((s.cu_padded = NULL, s.padded = 5), COLO_ERR_LAYOUT,

@@ -19,7 +19,7 @@ from ..tables import table
 from . import ranks as groups
 from .calls import eager
 from .functions import Function
-from .ready import reserved
+from .ready import integer, reserved
 from .tensors import checked, stream_of
 from .types import Device, Group, Integers
 
@@ -122,24 +122,29 @@ class Sequence:
         return found
 
     @eager
-    def targets(self, tokens: torch.Tensor, ignore: int = -100) -> torch.Tensor:
-        """The next token of every local element.
+    def targets(self, tokens: torch.Tensor, ignore: int = -100, *, depth: int = 0) -> torch.Tensor:
+        """The next token of every local element, or for multi-token prediction a later one of its sequence.
 
         Args:
             tokens: int64 [B, S], or [cu_padded[B]] of a packed batch; every rank has all of them.
             ignore: what stands where there is none.
+            depth: targets are 1 + depth tokens ahead, on whatever rank; the last 1 + depth tokens of a sequence have none.
 
         Returns:
             int64, of this Sequence's shape.
 
         Raises:
-            ValueError: a shape or dtype that does not fit.
+            ValueError: a shape or dtype that does not fit; a negative depth.
         """
         if not isinstance(tokens, torch.Tensor):
             raise ArgumentError("Sequence.targets: tokens are a %s, expected a torch.Tensor" % type(tokens).__name__)
         tokens = tokens.contiguous()  # held until the library has read it
         made = torch.empty(self.shape, dtype=torch.int64, device=tokens.device)
-        call('colo_sequence_targets', self.on(tokens.device), checked(tokens, 'tokens'), int(ignore),
+        raw = self.on(tokens.device)
+        if depth:
+            raw = s.Sequence.from_buffer_copy(raw)
+            raw.depth = integer('Sequence.targets: depth', depth)
+        call('colo_sequence_targets', raw, checked(tokens, 'tokens'), int(ignore),
              checked(made.view(-1), 'targets'), stream_of(tokens.device))
         return made
 

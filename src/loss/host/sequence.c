@@ -11,7 +11,7 @@ colo_status_t colo_host_sequence_targets(const struct colo_sequence_args *args,
 {
     for (int64_t i = 0; i < args->count; i++) {
         const struct colo_sequence_place found = colo_sequence_locate(args, args->cp_rank, i);
-        args->targets[i] = colo_sequence_has_target(&found)
+        args->targets[i] = colo_sequence_has_target(args, &found)
                                ? args->tokens[colo_sequence_next(args, &found)]
                                : args->ignore;
     }
@@ -23,7 +23,7 @@ colo_status_t colo_host_sequence_mask(const struct colo_sequence_args *args, col
     for (int64_t i = 0; i < args->count; i++) {
         const struct colo_sequence_place found = colo_sequence_locate(args, args->cp_rank, i);
         args->mask[i] = args->what == COLO_SEQUENCE_TOKENS ? colo_sequence_has_token(&found)
-                                                           : colo_sequence_has_target(&found);
+                                                           : colo_sequence_has_target(args, &found);
     }
     return COLO_OK;
 }
@@ -37,7 +37,7 @@ static void move(const struct colo_sequence_args *args, int64_t from, int64_t to
     for (int64_t r = from; r < to; r++)
         for (int64_t i = 0; i < args->count; i++, element += elem) {
             const struct colo_sequence_place found = colo_sequence_locate(args, r, i);
-            if (!colo_sequence_has_target(&found))
+            if (!colo_sequence_has_target(args, &found))
                 continue;
             char *place = (char *)args->table +
                           (size_t)(found.row * args->table_stride + found.column) * elem;
