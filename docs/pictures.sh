@@ -35,6 +35,8 @@ size=(--batch 16 --seq 8192 --hidden 4096)
     --output sharded --segment 2 --svg "$out/ragged.svg" >/dev/null
 "$plan" --src cp=4 --dst cp=4 --packing "$here/packed-batch.json" --hidden 4096 --sequence 1 \
     --svg "$out/packed.svg" >/dev/null
+"$plan" --src cp=4 --dst cp=4 --packing "$here/halo-batch.json" --hidden 4096 --sequence 1 \
+    --svg "$out/halo.svg" >/dev/null
 
 if [ -n "$check" ]; then
     diff -r "$here/img" "$out" && echo "docs/img is up to date"

@@ -157,6 +157,39 @@ def a_contiguous_side_is_cut_once():
           'positions 6..7: rank 0, row 2 → rank 1, row 0')
 
 
+# Rank 0 has q0 0 1 and padding, q1 0; rank 1 q0 2..5, q1 1 2. Then all 10 rows are cut once: q0 0..4 and, behind two rows in
+# front of each piece, q0 5 and q1 0 1 2 and padding.
+HALO = {'seq_len': [6, 3], 'src': {'split': 'zigzag', 'seq_room': [8, 4]},
+        'dst': {'split': 'contiguous', 'seq_room': [6, 4], 'halo_before': 2}}
+
+
+@case
+def a_side_may_have_padding_and_a_halo():
+    in_order(good(on(HALO, CP2) + ' --rank 1'), 'zigzag to contiguous with 2 rows in front of each piece, 4 features',
+             'src: cp 1, 6 rows\ndst: cp 1, 9 rows\n', 'keeps 80 B of its own\n',
+             '  receives 16 B from rank 0: sequence 1 positions 0..0\n',
+             '  sends 48 B to rank 0: sequence 0 positions 2..4\n',
+             'backward: the rank keeps 80 B of its own\n',  # q0 3 4 have an addend in the halo, too
+             '  receives 48 B from rank 0: sequence 0 positions 2..2, sequence 0 positions 3..4\n')
+    equal(planned_on(HALO, CP2)['batch'], {'sequences': 2, 'positions': 9, 'src': 'zigzag', 'dst': 'contiguous', 'halo_before': 2})
+
+
+@case
+def a_picture_shows_padding_and_a_halo():
+    """8 positions are 344 units; the halo is q0 3 4, and rank 1 has it in front of q0 5 on an axis of 9 rows."""
+    svg = drawn(HALO, CP2 + ' --sequence 0', 'Padding is pale', '2 rows in front of each', 'class="seg h0 faded" x="258.0"',
+                'class="seg h1" x="129.0"', 'height="5.0"', 'Path of sequence 0', 'destination rank 0: its 7 rows',
+                'destination rank 1: its 9 rows', 'class="seg h1 faded" x="0.0"', 'class="seg h1" x="76.4"',
+                'positions 0..1: rank 0, row 0 → rank 0, row 2', 'positions 2..3: rank 1, row 0 → rank 0, row 4',
+                'positions 4..4: rank 1, row 2 → rank 0, row 6', 'positions 5..5: rank 1, row 3 → rank 1, row 2')
+    check('positions 6' not in svg, svg)
+    tp = '--src tp=2,cp=2 --dst tp=2,cp=2 --sp dst --hidden 4 --dtype f32 --sequence 0'
+    drawn(packing([16], 'block', 'block', halo_before=1), tp,  # each rank of tp has a piece of 4 and a row in front
+          'destination rank 0,1: its 10 rows', 'destination rank 2,3: its 10 rows',
+          'positions 0..3: rank 0,1, row 0 → rank 0,1, row 1', 'positions 4..7: rank 0,1, row 4 → rank 0,1, row 6',
+          'positions 8..11: rank 2,3, row 0 → rank 2,3, row 1')
+
+
 @case
 def a_side_may_have_all_rows_of_its_features_or_of_all():
     """Heads: rank 1 lacks features 2 and 3 of rank 0's rows. Whole: gradients come from both ranks."""
@@ -248,6 +281,10 @@ def a_file_that_is_no_packing_is_refused_with_side_and_key():
             ([8], dict(block, cp=[2]), block, 'src.unknown key "cp"'),
             (8, block, block, 'seq_len: found an integer, expected a list'),
             ([8], dict(block, seq_cp=[1.5]), block, 'src.seq_cp[0]: found a number with a fraction'),
+            ([8], dict(block, seq_room=[8, 8]), block, 'src.seq_room: found 2 entries, expected 1, as many as in seq_len'),
+            ([8], block, dict(block, halo_before=[1]), 'dst.halo_before: found a list, expected an integer'),
+            ([8], dict(block, halo_before=1), block, '--packing: src packing: halo_before is 1, expected 0'),
+            ([8], dict(block, seq_room=[6]), block, '--packing: src packing: sequence 0 has 8 positions and seq_room 6'),
             ([8], dict(block, seq_dp=[0, 0]), block, 'src.seq_dp: found 2 entries, expected 1, as many as in seq_len'),
             ([8], block, {'split': 'table', 'piece_start': [0]},
              'dst.piece_start: found 1 entries, expected 2, one more than in seq_len'),

@@ -3,6 +3,7 @@
 #include "bars.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- pieces ---- */
@@ -27,6 +28,12 @@ int64_t bars_replica(const bars_side_t *side, int64_t q)
     return side->packing.seq_dp ? side->packing.seq_dp[q] : 0;
 }
 
+int64_t bars_room(const bars_side_t *side, int64_t q)
+{
+    const colo_packing_t *p = &side->packing;
+    return p->seq_room ? p->seq_room[q] : p->seq_len[q];
+}
+
 /* CONTIGUOUS: where sequence @q lies among the rows of its replica, and how many each rank has. */
 typedef struct interval {
     int64_t base, share;
@@ -37,8 +44,8 @@ static interval_t interval_of(const bars_side_t *side, int64_t q)
     interval_t at = {0};
     for (int64_t r = 0; r < side->packing.nseqs; r++)
         if (bars_replica(side, r) == bars_replica(side, q)) {
-            at.base += r < q ? side->packing.seq_len[r] : 0;
-            at.share += side->packing.seq_len[r];
+            at.base += r < q ? bars_room(side, r) : 0;
+            at.share += bars_room(side, r);
         }
     at.share /= side->cp;
     return at;
@@ -49,8 +56,8 @@ int64_t bars_pieces(const bars_side_t *side, int64_t q)
     const colo_packing_t *p = &side->packing;
     if (p->split == COLO_PACKING_CONTIGUOUS) {
         const interval_t at = interval_of(side, q);
-        return p->seq_len[q] ? (at.base + p->seq_len[q] - 1) / at.share + 1 - at.base / at.share
-                             : 0;
+        const int64_t room = bars_room(side, q);
+        return room ? (at.base + room - 1) / at.share + 1 - at.base / at.share : 0;
     }
     const int64_t ranks = p->seq_cp ? p->seq_cp[q] : side->cp;
     return p->split == COLO_PACKING_WHOLE   ? 1
@@ -64,18 +71,20 @@ bars_piece_t bars_piece(const bars_side_t *side, int64_t q, int64_t k, int64_t p
     const colo_packing_t *p = &side->packing;
     const int64_t n = bars_pieces(side, q), first = p->seq_first ? p->seq_first[q] : 0;
     if (p->split == COLO_PACKING_WHOLE)
-        return (bars_piece_t){0, 0, p->seq_len[q], BARS_ALL, 0};
+        return (bars_piece_t){0, 0, bars_room(side, q), BARS_ALL, 0, false};
     if (p->split == COLO_PACKING_TABLE)
-        return (bars_piece_t){k, pos, p->piece_len[p->piece_start[q] + k],
-                              p->piece_owner[p->piece_start[q] + k], 0};
+        return (bars_piece_t){
+            k, pos,  p->piece_len[p->piece_start[q] + k], p->piece_owner[p->piece_start[q] + k],
+            0, false};
     if (p->split == COLO_PACKING_CONTIGUOUS) {
         const interval_t at = interval_of(side, q);
         const int64_t owner = (at.base + pos) / at.share,
                       end = (owner + 1) * at.share - at.base; /* a position of @q */
-        return (bars_piece_t){k, pos, (end < p->seq_len[q] ? end : p->seq_len[q]) - pos, owner, 0};
+        return (bars_piece_t){k, pos, bars_at_most(end, bars_room(side, q)) - pos, owner, 0, false};
     }
     const bool mirrored = p->split == COLO_PACKING_ZIGZAG && n > 1 && k >= n / 2;
-    return (bars_piece_t){k, pos, p->seq_len[q] / n, first + (mirrored ? n - 1 - k : k), 0};
+    return (bars_piece_t){k, pos,  bars_room(side, q) / n, first + (mirrored ? n - 1 - k : k),
+                          0, false};
 }
 
 /* Rows of context rank @owner in sequences of the path's replica, up to position @pos of @q. */
@@ -115,6 +124,60 @@ void bars_add(bars_path_t *path, bars_piece_t piece)
         path->owner[path->nranks++] = piece.owner;
         path->length[k] = rows_before(path, piece.owner, path->side.packing.nseqs, 0);
     }
+}
+
+/* A context rank while its pieces go by. */
+typedef struct holder {
+    int64_t all, rows;      /* of its own; those that have gone by */
+    int64_t length;         /* of its axis so far, with halos */
+    int64_t seq, end, part; /* where its last run ends */
+} holder_t;
+
+/* The next positions of @piece, of sequence @r, from @piece->pos on: on one rank. */
+static bars_piece_t next_part(const bars_side_t *side, holder_t *holder, int64_t r,
+                              const bars_piece_t *piece)
+{
+    bars_piece_t part = *piece;
+    const int64_t block = holder->all / side->sp, number = block ? holder->rows / block : 0;
+    part.count = bars_at_most(part.count, (number + 1) * block - holder->rows);
+    part.begins = holder->seq != r || holder->end != part.pos || holder->part != number;
+    holder->length += part.begins ? side->packing.halo_before : 0;
+    part.row = holder->length;
+    holder->length += part.count;
+    holder->rows += part.count;
+    holder->seq = r;
+    holder->end = part.pos + part.count;
+    holder->part = number;
+    return part;
+}
+
+bool bars_find_path(bars_path_t *path)
+{
+    const bars_side_t *side = &path->side;
+    const int64_t dp = bars_replica(side, path->q);
+    holder_t *holder = calloc((size_t)side->cp, sizeof *holder);
+    for (int pass = 0; holder && pass < 2; pass++)
+        for (int64_t r = 0; r < side->packing.nseqs; r++) {
+            const int64_t n = bars_replica(side, r) == dp ? bars_pieces(side, r) : 0;
+            for (int64_t k = 0, pos = 0; k < n; k++) {
+                bars_piece_t piece = bars_piece(side, r, k, pos);
+                holder_t *of = &holder[piece.owner < 0 ? 0 : piece.owner];
+                pos += piece.count;
+                of->all += pass ? 0 : piece.count;
+                of->seq = pass ? of->seq : -1;
+                while (pass && piece.count > 0) {
+                    const bars_piece_t part = next_part(side, of, r, &piece);
+                    if (r == path->q)
+                        bars_add(path, part);
+                    piece.pos += part.count;
+                    piece.count -= part.count;
+                }
+            }
+        }
+    for (int64_t k = 0; holder && k < path->nranks; k++)
+        path->length[k] = holder[path->owner[k] < 0 ? 0 : path->owner[k]].length;
+    free(holder);
+    return holder != NULL;
 }
 
 const char *bars_ranks(char out[48], int64_t *first, const bars_side_t *side, int64_t q,

@@ -32,11 +32,14 @@ bars_side_t bars_side(const plan_ask_t *ask, int k);
 /* Positions of a sequence that follow each other on one context rank, or on all. */
 typedef struct bars_piece {
     int64_t number, pos, count, owner;
-    int64_t row; /* of the segment that has these positions */
+    int64_t row; /* of the segment that has these positions; of a path on its rank's axis */
+    bool begins; /* a run of positions that follow each other on one rank, which has a halo */
 } bars_piece_t;
 /* of sequence @q */
 int64_t bars_pieces(const bars_side_t *side, int64_t q);
 int64_t bars_replica(const bars_side_t *side, int64_t q);
+/* Its positions on this side, padding included: those are cut. */
+int64_t bars_room(const bars_side_t *side, int64_t q);
 /* Piece @k, which begins at @pos. */
 bars_piece_t bars_piece(const bars_side_t *side, int64_t q, int64_t k, int64_t pos);
 
@@ -49,6 +52,9 @@ typedef struct bars_path {
     int64_t nranks, owner[BARS_MAX], length[BARS_MAX]; /* of their axes */
 } bars_path_t;
 void bars_add(bars_path_t *path, bars_piece_t piece);
+/* Pieces of a packing's sequence, cut by sequence parallelism, too, and the axes of their context
+ * ranks, with halos; false: there is no memory. */
+bool bars_find_path(bars_path_t *path);
 /* The row on the axis of context rank @owner that position @pos of the sequence is. */
 int64_t bars_row(const bars_path_t *path, int64_t owner, int64_t pos);
 /* "0,1" or, if there are many, "cp 3": the ranks that hold a piece of @owner of sequence @q.

@@ -8,9 +8,13 @@
 const char *plan_batch_size(char out[200], const plan_ask_t *ask)
 {
     const plan_batch_t *b = ask->batch;
+    const int64_t before = b->side[1].halo_before;
+    char halo[48] = "";
+    if (before)
+        snprintf(halo, sizeof halo, " with %lld rows in front of each piece", (long long)before);
     if (b->packed)
-        snprintf(out, 200, "%lld sequences of %lld positions, %s to %s", (long long)b->count,
-                 (long long)b->positions, plan_batch_cut(b, 0), plan_batch_cut(b, 1));
+        snprintf(out, 200, "%lld sequences of %lld positions, %s to %s%s", (long long)b->count,
+                 (long long)b->positions, plan_batch_cut(b, 0), plan_batch_cut(b, 1), halo);
     else
         snprintf(out, 200, "%lld segments of %lld rows in %lld sequences of %lld positions",
                  (long long)b->count, (long long)b->rows, (long long)b->tables.nseqs,

@@ -25,12 +25,15 @@ static const char *const names[] = {"rows",    "src_dp",  "seq",    "pos",
 #define ALL_NAMES "rows, src_dp, seq, pos or row_pos, seq_len, seq_dp"
 
 /* Of a side of a packed batch; of the batch, whose sides are objects. */
-enum { SIDE_DP, SIDE_CP, SIDE_FIRST, SIDE_START, SIDE_LEN, SIDE_OWNER, SIDE_TABLES };
-static const char *const side_names[] = {"seq_dp",    "seq_cp",      "seq_first", "piece_start",
-                                         "piece_len", "piece_owner", "split",     NULL};
+enum { SIDE_DP, SIDE_CP, SIDE_FIRST, SIDE_ROOM, SIDE_START, SIDE_LEN, SIDE_OWNER, SIDE_TABLES };
+static const char *const side_names[] = {"seq_dp",      "seq_cp",    "seq_first",   "seq_room",
+                                         "piece_start", "piece_len", "piece_owner", "split",
+                                         "halo_before", NULL};
 static const char *const packed_names[] = {"seq_len", "src", "dst", NULL};
 
-#define SIDE_NAMES "split, seq_dp, seq_cp, seq_first, piece_start, piece_len, piece_owner"
+#define SIDE_NAMES                                                                      \
+    "split, seq_dp, seq_cp, seq_first, seq_room, piece_start, piece_len, piece_owner, " \
+    "halo_before"
 #define PACKED_NAMES "seq_len, src, dst"
 
 static const char *const cuts[] = {"block",      "zigzag", "whole", "table",
@@ -212,6 +215,9 @@ static int read_side(reader_t *r, json_t *object, const char *of, int side)
             TOOL_TRY(check_count(r, of, side_names[i], n[i], batch->count + (i == SIDE_START),
                                  i == SIDE_START ? "one more than in seq_len"
                                                  : "as many as in seq_len"));
+    const json_t *halo = json_object_get(object, "halo_before");
+    if (halo && !json_is_integer(halo))
+        return REFUSE(r, "%shalo_before: found %s, expected an integer", of, kind_of(halo));
     const int64_t parts = table[SIDE_START] ? table[SIDE_START][batch->count] : 0;
     for (int i = SIDE_LEN; i <= SIDE_OWNER; i++)
         if (table[i])
@@ -227,7 +233,9 @@ static int read_side(reader_t *r, json_t *object, const char *of, int side)
                                                                      : (colo_packing_split_t)cut,
                                          .piece_start = table[SIDE_START],
                                          .piece_len = table[SIDE_LEN],
-                                         .piece_owner = table[SIDE_OWNER]};
+                                         .piece_owner = table[SIDE_OWNER],
+                                         .seq_room = table[SIDE_ROOM],
+                                         .halo_before = halo ? json_integer_value(halo) : 0};
     return TOOL_OK;
 }
 

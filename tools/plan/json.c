@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json.c - the plan, and a comparison, for programs. The keys are documented in docs/concepts/plan.md and
- * stay.
+ * json.c - the plan, and a comparison, for programs. The keys are documented in
+ * docs/concepts/plan.md and stay.
  *
  * Everything is built before the first byte is written, so a failure leaves stdout empty. One rank
  * a line: a diff of two plans then shows which ranks differ.
@@ -167,9 +167,10 @@ static json_t *loads(const plan_batch_t *b, int which)
 static json_t *batch(const plan_batch_t *b)
 {
     if (b->packed)
-        return json_pack("{s:I,s:I,s:s,s:s}", "sequences", (json_int_t)b->count, "positions",
+        return json_pack("{s:I,s:I,s:s,s:s,s:o*}", "sequences", (json_int_t)b->count, "positions",
                          (json_int_t)b->positions, "src", plan_batch_cut(b, 0), "dst",
-                         plan_batch_cut(b, 1));
+                         plan_batch_cut(b, 1), "halo_before",
+                         b->side[1].halo_before ? json_integer(b->side[1].halo_before) : NULL);
     return json_pack("{s:I,s:I,s:I,s:I,s:o,s:o}", "segments", (json_int_t)b->count, "sequences",
                      (json_int_t)b->tables.nseqs, "rows", (json_int_t)b->rows, "positions",
                      (json_int_t)b->positions, "load", loads(b, 0), "balanced", loads(b, 1));
