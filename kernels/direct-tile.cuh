@@ -199,7 +199,7 @@ struct sum_task { /* in shared memory */
     walk w;
     char *dst;
     int64_t to[3];
-    int32_t width;
+    int32_t width, addends;
     const char *src[ADDENDS];
     int64_t from[ADDENDS][3];
 };

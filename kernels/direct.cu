@@ -271,7 +271,8 @@ template <typename D> struct adder {
         const colo_k_tensor_t &v = d.tensor[n];
         const colo_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.addends;
         uint64_t since = 0; /* of all addends: the deadlines of late partners do not add up */
-        for (int k = 0; k < d.addends; k++) {
+        int k = 0;
+        for (; k < d.addends && a[k].peer != COLO_NO_ADDEND; k++) {
             record r = {(char *)v.in, {v.in_stride[0], v.in_stride[1], v.in_stride[2]}};
             if (a[k].peer >= 0 && !take(d, a[k].peer, calls, n, since, r))
                 return false;
@@ -286,13 +287,14 @@ template <typename D> struct adder {
             t.dst = (char *)inside(v, v.out, p.there, v.out_stride);
             for (int x = 0; x < 3; x++)
                 t.to[x] = v.out_stride[x];
-            plan_sum(t, extent, d.addends, v.elem);
+            t.addends = k;
+            plan_sum(t, extent, k, v.elem);
         }
         return true;
     }
     __device__ void run(const colo_k_direct_t &d, int64_t pos, int64_t tile, int k)
     {
-        sum_tile<D>(t, d.addends, pos, tile);
+        sum_tile<D>(t, t.addends, pos, tile);
     }
 };
 

@@ -83,7 +83,8 @@ typedef struct colo_k_direct {
     int64_t tiles[2]; /* of each tensor */
     int64_t tile;     /* features of them, each of per elements */
     int32_t pull;     /* boxes come from partners */
-    int32_t addends;  /* 0: moves; else addends of a segment */
+    int32_t addends;  /* 0: moves; else addends of a segment; one that has fewer ends with
+                         COLO_NO_ADDEND */
     int32_t npartners;
     const colo_addend_t *addend; /* device [segments of queue 0, then of queue 1][addends] */
     colo_dtype_t dtype;          /* of sums: all tensors' */

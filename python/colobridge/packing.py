@@ -322,8 +322,8 @@ class Repacking(Comparable):
         self.dst.rows(0, dst)
 
     def _sums(self, options: Any, dst: Layout) -> bool:
-        """Are gradients added up over context ranks."""
-        return self.dst.split == 'whole' and context_of(dst) > 1
+        """Are gradients added up, over context ranks or pieces."""
+        return self.dst.split == 'whole' and context_of(dst) > 1 or self.dst.halo > 0
 
     def most_rows(self, src: Layout, dst: Layout) -> tuple[int, int]:
         """Rows of the fullest x, and of the fullest y."""

@@ -282,8 +282,8 @@ static colo_status_t check_pair(colo_call_t *call, int32_t i)
         return COLO_OK;
     COLO_FAIL_IF(!colo_dtype_is_float(tensor->dtype), COLO_ERR_ARG,
                  plan->names_rows
-                     ? "rank %lld: %s[%d] is %s, which gradients of a row in %lld pieces are not "
-                       "added up in; leave it out"
+                     ? "rank %lld: %s[%d] is %s, which gradients of rows in %lld pieces at most are "
+                       "not added up in; leave it out"
                      : "rank %lld: %s[%d] is %s, which PARTIAL gradients over %lld context ranks "
                        "are not added up in; leave it out",
                  rank_of(call), in_name(call), (int)i, colo_dtype_name(tensor->dtype),

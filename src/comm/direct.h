@@ -38,6 +38,7 @@ typedef struct colo_transfer {
     int64_t tile_end, peer;
 } colo_transfer_t;
 
+enum { COLO_NO_ADDEND = -2 }; /* in place of a peer: the box has no more addends */
 /* An addend of a box: where it begins in the input of comm rank peer (-1: of this rank). */
 typedef struct colo_addend {
     int64_t peer, begin[3];
@@ -50,7 +51,8 @@ typedef struct colo_transfers {
     int64_t ntransfers;
     const colo_transfer_t *transfer;
     bool pulls;                  /* boxes move from peers to this rank; else to them */
-    int32_t addends;             /* 0: boxes move; else each is the sum of that many addends */
+    int32_t addends;             /* 0: boxes move; else each is the sum of that many addends, at
+                                    most, but of one */
     const colo_addend_t *addend; /* [ntransfers][addends] */
     int32_t blocks;              /* of the kernel, at most; 0: as few as keep the links busy */
     int32_t nexposed;            /* comm ranks that reach this rank's tensor */

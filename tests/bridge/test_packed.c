@@ -376,7 +376,7 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
     colo_packing_t halo = fits;
     halo.halo_before = 1;
     rank_fails(colo_bridge_set_packing(b, &fits, &halo, &batch), COLO_ERR_ARG,
-               "gradients of a row in 2 pieces are summed, which i64 is not made for");
+               "gradients of rows in 2 pieces at most are summed, which i64 is not made for");
     colo_bridge_destroy(&b);
     c.no_grad = true; /* then they come */
     rank_try(colo_bridge_create(&b, &c, world));
@@ -393,7 +393,7 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
     rank_try(colo_batch_forward(batch, &to, &ti, 1, NULL));
     const colo_status_t st = colo_batch_backward(batch, &ti, &to, 1, NULL);
     rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER); /* the ranks fail one after the other */
-    rank_check(says("d_y[0] is i64, which gradients of a row in 2 pieces are not added up in"));
+    rank_check(says("d_y[0] is i64, which gradients of rows in 2 pieces at most are not added up in"));
     return COLO_OK;
 }
 

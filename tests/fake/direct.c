@@ -165,14 +165,15 @@ static bool move(const colo_k_direct_t *d, int q, int i, int k, uint64_t since)
     }
     const colo_addend_t *a = d->addend + (int64_t)(i + (q ? d->segments[0] : 0)) * d->addends;
     colo_box_t from[COLO_MAX_ADDENDS];
-    for (int n = 0; n < d->addends; n++) {
+    int n = 0;
+    for (; n < d->addends && a[n].peer != COLO_NO_ADDEND; n++) {
         in = own_in;
         if (a[n].peer >= 0 && !take(d, a[n].peer, k, since, &in))
             return false;
         from[n] = box_of(t, s, &in, a[n].begin);
     }
     const colo_box_t to = box_of(t, s, &out, s->there);
-    (void)colo_device_host.box_sum(&to, from, d->addends, d->dtype, NULL);
+    (void)colo_device_host.box_sum(&to, from, n, d->dtype, NULL);
     return true;
 }
 

@@ -43,20 +43,20 @@ T_CASE(random_packings_of_eight_ranks_arrive_as_the_oracle_says)
     assert_ok(t_peers_run(MANY, false, random_batches, NULL, 0));
 }
 
-/* Zigzag to contiguous, to whole, whose gradients are sums, and to heads. */
+/* Zigzag to contiguous, to whole and to halos, whose gradients are sums, and to heads. */
 T_CASE_ON_PEERS(RANKS, replays_of_a_packed_batch_over_peers_give_its_bits)
 {
     static const int64_t len[] = {64, 16, 32}, cp[] = {4, 2, 1}, first[] = {0, 2, 1};
     static const colo_packing_split_t split[] = {COLO_PACKING_BLOCK, COLO_PACKING_WHOLE,
-                                                 COLO_PACKING_WHOLE};
+                                                 COLO_PACKING_WHOLE, COLO_PACKING_CONTIGUOUS};
     const colo_packing_t src = {COLO_PACKING_INIT,  .nseqs = 3,
                                 .seq_len = len,     .seq_cp = cp,
                                 .seq_first = first, .split = COLO_PACKING_ZIGZAG};
     const t_ragged_where_t w = t_where(r);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const colo_packing_t dst = {COLO_PACKING_INIT, .nseqs = 3, .seq_len = len,
-                                    .split = split[i]};
-        const int64_t h[] = {8, i < 2 ? 8 : 2};
+                                    .split = split[i], .halo_before = i == 3 ? 5 : 0};
+        const int64_t h[] = {8, i == 2 ? 2 : 8};
         colo_grid_t grid;
         colo_layout_t from, to;
         colo_bridge_t *bridge = NULL;

@@ -1,17 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_nccl_ragged.c - ragged batches over NCCL on 2, 4 or 8 ranks: random ones against the oracle,
- * the uniform bridge's bits, batches with other tables outstanding together, memory that a bridge
- * with max_rows has from create on.
+ * packings, too, the uniform bridge's bits, batches with other tables outstanding together, memory
+ * that a bridge with max_rows has from create on.
  */
 #include "gpu/gpu_ranks.h"
 #include "gpu/ragged_gpu.h"
+
+#include "harness/packed_case.h"
 
 static int32_t gpus; /* ranks of this run */
 
 T_CASE_ON_GPUS(gpus, random_batches_over_nccl_arrive_as_the_oracle_says)
 {
     return t_ragged_batches(r, &(int64_t){300});
+}
+
+T_CASE_ON_GPUS(gpus, random_packings_over_nccl_arrive_as_the_oracle_says)
+{
+    const t_ragged_where_t w = t_where(r);
+    const uint64_t seed = t_seed();
+    for (int64_t i = 0; i < t_scaled(200); i++) {
+        t_packed_t t;
+        t_packed_random(&t, seed + (uint64_t)i, r->size);
+        t.where = &w;
+        rank_try(colo_comm_set_check(r->gpus, (int32_t)(i % 3)));
+        const colo_status_t st = t_packed_on(&t, r->gpus);
+        if (st < 0)
+            return colo_fail_prefix(st, "%s", t_packed_text(&t));
+    }
+    return COLO_OK;
 }
 
 T_CASE(uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge)

@@ -151,10 +151,8 @@ static colo_status_t find_carriers(const colo_bridge_t *bridge, colo_ready_plan_
     const int32_t agreed = bridge->direct.agreed[COLO_PASS_FORWARD].moves;
     const bool batch = ready->program.bytes;
     direct->moves[COLO_PASS_FORWARD] = batch ? COLO_PUSH | COLO_PULL : COLO_PUSH;
-    const bool adds = colo_plan_adds(ready->program.plan, COLO_PASS_BACKWARD);
-    direct->moves[COLO_PASS_BACKWARD] = !adds                             ? COLO_PUSH
-                                        : ready->program.plan->names_rows ? 0
-                                                                          : COLO_PULL;
+    direct->moves[COLO_PASS_BACKWARD] =
+        colo_plan_adds(ready->program.plan, COLO_PASS_BACKWARD) ? COLO_PULL : COLO_PUSH;
     direct->one_view = !batch && bridge->transport != COLO_TRANSPORT_PEER;
     direct->forward = batch && agreed ? (colo_mover_t)agreed : COLO_PUSH;
     direct->unit = (int64_t)colo_direct_unit(bridge, ready);
@@ -165,6 +163,8 @@ static colo_status_t find_carriers(const colo_bridge_t *bridge, colo_ready_plan_
     }
     memcpy(direct->asymmetric, all->asymmetric, sizeof direct->asymmetric);
     direct->needs_comm = all->needs_comm;
+    if (ready->program.plan->names_rows && all->needs_comm)
+        direct->moves[COLO_PASS_BACKWARD] = 0;
     return COLO_OK;
 }
 

@@ -17,8 +17,8 @@ typedef struct colo_ready_direct {
     /* Some messages are the comm's: ranks that the plan ties to this one do not reach each other,
      * or there is another exchange. */
     bool needs_comm;
-    int32_t moves[2]; /* of a pass: colo_mover_t that it can take; 0: the comm carries it. Rows have
-                         more addends or fewer, which a launch between peers does not add up */
+    int32_t moves[2]; /* of a pass: colo_mover_t that it can take; 0: the comm carries it, because a
+                         part of addends that differ in number would go to partial sums */
     bool one_view;    /* all ranks decide alike on a tensor, also those whose messages are none */
     colo_mover_t forward;
     colo_direct_list_t *list,

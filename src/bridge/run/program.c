@@ -205,8 +205,9 @@ colo_status_t colo_program_create(colo_program_t *program, bool launched)
             return colo_fail(
                 COLO_ERR_ARG,
                 plan->names_rows
-                    ? "bridge: gradients of a row in %lld pieces are summed, which %s is not made "
-                      "for; set no_grad"
+                    ? "bridge: gradients of rows in %lld pieces at most are summed, which %s is "
+                      "not "
+                      "made for; set no_grad"
                     : "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
                       "not made for; use DISJOINT, SHARDED or no_grad",
                 (long long)plan->addends, colo_dtype_name(plan->config.dtype));

@@ -107,7 +107,7 @@ void colo_program_deinit(colo_program_t *program);
 /* Does backward add up addends that ranks bring? */
 static inline bool colo_plan_adds(const colo_plan_t *plan, colo_pass_t pass)
 {
-    return pass == COLO_PASS_BACKWARD && plan->addends > 1;
+    return pass == COLO_PASS_BACKWARD && (plan->addends > 1 || plan->names_rows);
 }
 /* Samples, rows and features of a partial sum: those of the source part; if the plan names rows,
  * only those of several addends. If nodes add up, both parts fit, and have the same strides in it:

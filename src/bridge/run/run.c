@@ -188,8 +188,10 @@ static colo_status_t run_move(colo_call_t *call, const colo_move_t *move)
     colo_comm_t *comm = call->bridge->comm;
     const bool direct = goes_directly(call, move);
     const colo_exchange_t exchange = exchange_of(call, move, direct);
-    /* a launch copies what stays, too; without peers a plain copy is faster */
-    const bool launches = exchange.more_peers > 0;
+    /* a launch copies what stays, too, and adds up; without peers a plain copy is faster */
+    const bool launches =
+        exchange.more_peers > 0 || (direct && call->frame.program->plan->names_rows &&
+                                    colo_plan_adds(call->frame.program->plan, call->frame.pass));
     const bool keeps = !launches || (needs_comm(call) && move->to == COLO_PARTIALS);
     colo_stream_t side = call->stream;
     uint64_t seq;

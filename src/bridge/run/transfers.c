@@ -7,8 +7,9 @@
  * faster than they read, but only x may be registered. A move to partial sums and the addition
  * behind it become one list: a receiver reads every addend's value where it lies and adds up in
  * addend order, so there is no partial sum and no second pass. The regions of one addend need not
- * be those of another; boxes are cut until each addend comes from one rank. If there are exchanges
- * behind that move, or ranks out of reach, addends are pulled into partial sums instead.
+ * be those of another; boxes are cut until each addend comes from one rank, and has the whole box
+ * or nothing of it. If there are exchanges behind that move, or ranks out of reach, addends are
+ * pulled into partial sums instead.
  *
  * Left to others: moving and waiting (comm/direct), registration (comm/memory.c), which calls go
  * this way (direct.c).
@@ -231,12 +232,17 @@ static bool narrow(int64_t *lo, int64_t *hi, int64_t other_lo, int64_t other_hi)
     return *lo < *hi;
 }
 
-static colo_status_t push_sum(const cutter_t *cutter, const cut_t *box)
+/* The sum of the first @n addends. */
+static colo_status_t push_sum(const cutter_t *cutter, int64_t n, const cut_t *box)
 {
     const maker_t *maker = cutter->maker;
     const colo_owned_t *own = &maker->plan->own_src;
     for (int64_t i = 0; i < maker->plan->addends; i++) {
         const held_t *held = cutter->chosen[i];
+        if (i >= n) {
+            COLO_PUSH(maker->addend, "bridge: %lld boxes", (colo_addend_t){.peer = COLO_NO_ADDEND});
+            continue;
+        }
         COLO_PUSH(maker->addend, "bridge: %lld boxes",
                   (colo_addend_t){held->peer,
                                   {held->begin[0] + box->b[0] - held->region->b[0],
@@ -256,8 +262,9 @@ static colo_status_t push_sum(const cutter_t *cutter, const cut_t *box)
 static colo_status_t cut_by_addend(cutter_t *cutter, int64_t addend, const cut_t *box)
 {
     if (addend == cutter->maker->plan->addends)
-        return push_sum(cutter, box);
+        return push_sum(cutter, addend, box);
     int64_t *next = &cutter->next[addend], below = 0;
+    bool has = false; /* all rows of a region of the first addend have as many */
     while (*next < cutter->first[addend + 1] && cutter->held[*next].end <= box->row)
         ++*next;
     if (addend + 1 < cutter->maker->plan->addends)
@@ -269,9 +276,12 @@ static colo_status_t cut_by_addend(cutter_t *cutter, int64_t addend, const cut_t
             !narrow(&part.b[0], &part.b[1], held->region->b[0], held->region->b[1]) ||
             !narrow(&part.h[0], &part.h[1], held->region->h[0], held->region->h[1]))
             continue;
+        has = true;
         cutter->chosen[addend] = held;
         COLO_TRY(cut_by_addend(cutter, addend + 1, &part));
     }
+    if (addend > 0 && !has)
+        COLO_TRY(push_sum(cutter, addend, box));
     if (addend + 1 < cutter->maker->plan->addends)
         cutter->next[addend + 1] = below; /* the next box may begin above */
     return COLO_OK;
@@ -375,7 +385,7 @@ colo_status_t colo_transfers_list(colo_bridge_t *bridge, const colo_ready_plan_t
                          .addend = &lists->addend[i],
                          .exposed = &lists->exposed[i]};
         *out = (colo_transfers_t){.name = names[i]};
-        if (adds && plan->names_rows) /* the comm carries these */
+        if (adds && plan->names_rows && ready->direct.needs_comm) /* the comm carries all */
             continue;
         if (!maker.move || (exchange == COLO_EXCHANGE_RELAYS && adds))
             continue;

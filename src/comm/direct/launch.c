@@ -60,7 +60,7 @@ static int64_t elements(const colo_transfer_t *s)
     return s->extent[0] * s->extent[1] * s->extent[2];
 }
 
-/* Addends are of different context ranks, so other ranks have all but one of a box. */
+/* Addends are of different ranks, usually, so other ranks have all but one of a box. */
 static bool is_remote(const colo_transfers_t *w, int64_t i)
 {
     return w->addends > 0 || w->transfer[i].peer >= 0;
@@ -96,7 +96,9 @@ static int64_t *order_of(const struct colo_direct *p, const colo_transfers_t *w)
 static bool be_partner(const struct colo_direct_launcher *d, int pass, colo_k_direct_t *k,
                        int64_t *peer)
 {
-    *peer = *peer < 0 ? -1 : colo_direct_channel_partner(&d->channel, pass, k, (int32_t)*peer, 2);
+    if (*peer < 0)
+        return true;
+    *peer = colo_direct_channel_partner(&d->channel, pass, k, (int32_t)*peer, 2);
     return *peer != COLO_DIRECT_CHANNEL_FULL;
 }
 
