@@ -2,12 +2,12 @@
 /*
  * topk-loss.cu - log-probabilities of picked columns: what host/topk.c does, on a GPU, but for the
  * search of the k largest in a shard (topk.cu). Small kernels: k numbers per token, whatever the
- * vocabulary.
+ * vocabulary; but for the tail, which reads the shard.
  */
 #include "logprob.cuh"
 
 #include "kernels.h"
-#include "loss/topk-args.h"
+#include "loss/topk-tail.h"
 
 #include <algorithm>
 
@@ -71,6 +71,130 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
                   : (double)D::load(
                         ((const typename D::elem *)p.base.logits)[t * p.base.row_stride + j]));
     }
+}
+
+/* ---- the other columns of this rank: a block a row ---- */
+
+constexpr int THREADS = 256;
+
+/* of all threads' @v, by @f, in a fixed order */
+template <typename F> __device__ double all_threads(double v, double *partial, F f)
+{
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2)
+        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        partial[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = partial[0];
+    for (int i = 1; i < THREADS / 32; i++)
+        v = f(v, partial[i]);
+    return v;
+}
+
+/* Sorts this shard's columns at ids; the rest of @sorted [COLO_TOPK_MAX] is INT64_MAX. Does one
+ * occur twice? */
+__device__ bool sort_picks(const colo_topk_args &p, int64_t t, int64_t *given, int64_t *sorted)
+{
+    static_assert(COLO_TOPK_MAX <= THREADS, "a thread an id");
+    const int i = threadIdx.x;
+    int64_t own = INT64_MAX;
+    if (i < p.k) {
+        const int64_t id = p.ids[t * p.id_stride + i], j = id - p.base.config.logits.vocab_start;
+        if (id != p.ignore_index && id >= p.base.config.logits.vocab_start &&
+            j < p.base.true_columns)
+            own = j;
+    }
+    bool twice = false;
+    __syncthreads();
+    given[i] = own;
+    sorted[i] = INT64_MAX;
+    __syncthreads();
+    if (own < INT64_MAX) {
+        int rank = 0;
+        for (int n = 0; n < p.k; n++) {
+            const int64_t other = given[n];
+            rank += other < own || (other == own && n < i);
+            twice = twice || (other == own && n < i);
+        }
+        sorted[rank] = own;
+    }
+    return __syncthreads_or(twice);
+}
+
+/* The first of @sorted that is not below @j */
+__device__ int first_pick(const int64_t *sorted, int64_t j)
+{
+    int at = 0;
+#pragma unroll
+    for (int step = COLO_TOPK_MAX / 2; step > 0; step /= 2)
+        at += sorted[at + step - 1] < j ? step : 0;
+    return at;
+}
+
+template <typename D>
+__global__ void __launch_bounds__(THREADS) rest_kernel(const __grid_constant__ colo_topk_args p)
+{
+    using R = typename D::real;
+    constexpr int N = D::N;
+    constexpr bool WIDE = sizeof(R) == 8;
+    __shared__ double partial[THREADS / 32];
+    __shared__ int64_t given[COLO_TOPK_MAX], sorted[COLO_TOPK_MAX + 1];
+    unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
+    const R none = -(R)CUDART_INF, factor = (R)p.base.factor, cap = (R)p.base.cap;
+    if (threadIdx.x == 0)
+        sorted[COLO_TOPK_MAX] = INT64_MAX;
+    for (int64_t t = blockIdx.x; t < p.base.tokens; t += gridDim.x) {
+        const typename D::elem *row =
+            (const typename D::elem *)p.base.logits + t * p.base.row_stride;
+        const bool twice = sort_picks(p, t, given, sorted);
+        const int64_t end = p.rows[t] == COLO_TOPK_SKIP ? 0 : p.base.true_columns;
+        R m = none, s = 0;
+        for (int64_t j = first_vector<D>(row) + (int64_t)threadIdx.x * N; j < end;
+             j += (int64_t)THREADS * N) {
+            R z[N], x[N], top = m;
+            if (j >= 0 && j + N <= end) {
+                D::unpack(__ldcs((const uint4 *)(row + j)), z);
+            } else {
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    z[e] = j + e >= 0 && j + e < end ? (R)D::load(row[j + e]) : (R)0;
+            }
+            int at = first_pick(sorted, j);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const bool picked = sorted[at] == j + e;
+                at += picked;
+                x[e] = picked || j + e < 0 || j + e >= end ? none : x_of(z[e], factor, cap);
+                top = x[e] > top ? x[e] : top;
+            }
+            if (top > m) {
+                s *= m > none ? exp_of(m - top) : (R)0;
+                m = top;
+            }
+#pragma unroll
+            for (int e = 0; e < N; e++) /* in one rounding where x is factor z */
+                if (x[e] > none)
+                    s += exp_of(cap > 0 ? x[e] - m : fma(factor, z[e], -m));
+        }
+        const double all_m = all_threads((double)m, partial, [](double a, double b) {
+            return a > b ? a : b;
+        });
+        const double all_s = all_threads(m > none ? (double)s * exp((double)m - all_m) : 0.0,
+                                         partial, [](double a, double b) { return a + b; });
+        if (threadIdx.x == 0) {
+            colo_stat_put(block + p.tm, WIDE, t, all_m);
+            colo_stat_put(block + p.ts, WIDE, t, twice && end > 0 ? CUDART_NAN : all_s);
+        }
+    }
+}
+
+__global__ void tail_kernel(const __grid_constant__ colo_topk_args p)
+{
+    const int64_t stride = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += stride)
+        colo_topk_tail_token(&p, t);
 }
 
 /* ---- merge ---- */
@@ -186,19 +310,19 @@ __global__ void sum_kernel(const __grid_constant__ colo_topk_args p)
         for (int o = 16; o > 0; o /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, o);
         if (threadIdx.x % 32 == 0)
-            colo_stat_put(p.sum, p.base.dtype == COLO_F64, t, sum);
+            colo_topk_sum_token(&p, t, sum);
     }
 }
 
 template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_topk_args p)
 {
-    constexpr bool WIDE = sizeof(typename D::real) == 8;
     const int64_t stride = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
     for (int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; index < n;
          index += stride) {
         const int64_t t = index / p.k, id = p.saved_ids[index],
                       j = id - p.base.config.logits.vocab_start;
-        const double m = p.base.saved[t], log_sum = p.base.saved[p.base.tokens + t];
+        const double m = p.base.saved[t],
+                     log_sum = p.tail ? p.log_sum[t] : p.base.saved[p.base.tokens + t];
         if (p.rows[t] < 0 || isnan(m) || id < p.base.config.logits.vocab_start ||
             j >= p.base.true_columns)
             continue;
@@ -213,7 +337,7 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
             }
         if (!first)
             continue;
-        double dx = g - exp(p.down[index] - log_sum) * colo_stat_get(p.sum, WIDE, t);
+        double dx = g - exp(p.down[index] - log_sum) * p.all[t];
         if (p.base.cap > 0) {
             const double th = (p.down[index] + m) / p.base.cap;
             dx *= 1 - th * th;
@@ -226,6 +350,12 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
 template <typename D> cudaError_t given(const colo_topk_args &p, cudaStream_t stream)
 {
     given_kernel<D><<<blocks_of(p.base.tokens * p.k, 256), 256, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+template <typename D> cudaError_t rest(const colo_topk_args &p, cudaStream_t stream)
+{
+    rest_kernel<D><<<blocks_of(p.base.tokens, 1), THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
@@ -255,6 +385,21 @@ extern "C" cudaError_t colo_k_topk_given(const colo_topk_args *p, cudaStream_t s
     if (p->base.tokens == 0)
         return cudaSuccess;
     return with_dtype(p->base.dtype, [&](auto d) { return given<decltype(d)>(*p, stream); });
+}
+
+extern "C" cudaError_t colo_k_topk_rest(const colo_topk_args *p, cudaStream_t stream)
+{
+    if (p->base.tokens == 0)
+        return cudaSuccess;
+    return with_dtype(p->base.dtype, [&](auto d) { return rest<decltype(d)>(*p, stream); });
+}
+
+extern "C" cudaError_t colo_k_topk_tail(const colo_topk_args *p, cudaStream_t stream)
+{
+    if (p->base.tokens == 0)
+        return cudaSuccess;
+    tail_kernel<<<blocks_of(p->base.tokens, 128), 128, 0, stream>>>(*p);
+    return cudaGetLastError();
 }
 
 extern "C" cudaError_t colo_k_topk_merge(const colo_topk_args *p, cudaStream_t stream)

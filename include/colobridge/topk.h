@@ -10,6 +10,11 @@
  *
  *   dx_j = -p_j sum_i g_i + sum_{i: id_i = j} g_i
  *
+ * With tail there is one outcome more, all columns but those at ids: log p_tail = log sum of their
+ * p_j, added up over them, not the difference to 1. Its upstream gradient g_t adds
+ *
+ *   dx_j = -p_j g_t, and p_j / p_tail g_t where j is not at ids
+ *
  * Forward does one all-gather, backward no collective. Tokens are not chunked.
  */
 #ifndef COLOBRIDGE_TOPK_H
@@ -33,11 +38,12 @@ typedef struct colo_topk_config_t {
     bool topk;            /* true: the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
-    int64_t reserved[8]; /* 0: room for members of newer headers. The size never changes, because
+    int64_t tail;        /* 1: out.tail is wanted; without topk only, and the ids of a row differ */
+    int64_t reserved[7]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, {}
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, 0, {}
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
     .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \
@@ -54,20 +60,25 @@ typedef struct colo_topk_out_t {
                                      * that is NaN */
     const colo_tensor_t *n_invalid; /* i64 [1] ids outside [0, V) that are not ignore_index: their
                                      * logp is NaN */
+    const colo_tensor_t *tail;      /* [T] log p_tail, dtype of logp, with config.tail only; 0 in a
+                                     * masked row, and where all ids are ignored; NaN where an id
+                                     * occurs twice */
 } colo_topk_out_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_OUT_INIT sizeof(colo_topk_out_t), nullptr, nullptr, nullptr
+#define COLO_TOPK_OUT_INIT sizeof(colo_topk_out_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_TOPK_OUT_INIT .struct_size = sizeof(colo_topk_out_t)
 #endif
 
-/** Upstream gradient, [T, k] contiguous in the dtype of the output logp. */
+/** Upstream gradients, [T, k] and [T], contiguous, in the dtype of the output logp; a tail of NULL is
+ *  zero. */
 typedef struct colo_topk_upstream_t {
     size_t struct_size;
     const colo_tensor_t *d_logp;
+    const colo_tensor_t *d_tail;
 } colo_topk_upstream_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_UPSTREAM_INIT sizeof(colo_topk_upstream_t), nullptr
+#define COLO_TOPK_UPSTREAM_INIT sizeof(colo_topk_upstream_t), nullptr, nullptr
 #else
 #define COLO_TOPK_UPSTREAM_INIT .struct_size = sizeof(colo_topk_upstream_t)
 #endif
@@ -93,7 +104,7 @@ typedef struct colo_topk_saved_t {
  */
 COLO_API colo_status_t colo_topk_config_check(const colo_topk_config_t *config);
 /**
- * colo_topk_saved_size() - bytes of the saved statistics: 40 per token and 16 per selected id
+ * colo_topk_saved_size() - bytes of the saved statistics: 56 per token and 16 per selected id
  * @bytes:  out
  */
 COLO_API colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens,
@@ -145,7 +156,7 @@ typedef struct colo_topk_batch_t {
  * Special values. A row with NaN or +inf on any rank, or with nothing but -inf, gives logp NaN,
  * ids -1 and gradient NaN. -inf among finite logits may be selected, after all others, with logp
  * -inf. An invalid id gives NaN as its logp and as the row's gradient; the row's other logp are as
- * usual.
+ * usual. Where all columns but those at ids are -inf, log p_tail is -inf.
  *
  * Memory:      all on the host, or all of it CUDA; on CUDA the shards are not compared across
  *              ranks

@@ -286,7 +286,7 @@ class Sequence(c.Structure):
 
 class TopkConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', BOOL), ('ignore_index', i64),
-                ('order', i64), ('reserved', i64 * 8)]
+                ('order', i64), ('tail', i64), ('reserved', i64 * 7)]
 
 
 class TopkSaved(c.Structure):
@@ -295,7 +295,7 @@ class TopkSaved(c.Structure):
 
 
 class TopkUpstream(c.Structure):
-    _fields_ = [('struct_size', size_t), ('d_logp', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('d_logp', _p(Tensor)), ('d_tail', _p(Tensor))]
 
 
 class TopkBatch(c.Structure):
@@ -303,7 +303,8 @@ class TopkBatch(c.Structure):
 
 
 class TopkOut(c.Structure):
-    _fields_ = [('struct_size', size_t), ('logp', _p(Tensor)), ('ids', _p(Tensor)), ('n_invalid', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('logp', _p(Tensor)), ('ids', _p(Tensor)), ('n_invalid', _p(Tensor)),
+                ('tail', _p(Tensor))]
 
 
 # name: (returns, arguments). Structs that have no members in a header, and addresses of numbers, are void pointers.

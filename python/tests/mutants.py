@@ -63,7 +63,7 @@ MUTANTS = {
     'names of outputs are numbers of a graph': (
         'torch/compiled.py', 'isinstance(value[0], str):  # names', 'False:', 'test_torch_compiled.py', 'flags and logprob and outputs'),
     'lse has no gradient': (
-        'torch/logprob.py', "'ce', 'kl', 'lse')", "'ce', 'kl')", 'test_torch_outputs.py', 'z_loss'),
+        'torch/logprob.py', "'ce', 'kl', 'lse', 'tail')", "'ce', 'kl', 'tail')", 'test_torch_outputs.py', 'z_loss'),
     'correct is a number': (
         'torch/logprob.py', "t.view(torch.bool) if name == 'correct' else t for", 't for', 'test_torch_outputs.py', 'whole_vocabulary'),
     'a mean over the vocabulary is taken of a support': (
@@ -418,6 +418,14 @@ MUTANTS = {
     'a divergence of tokens that a mask weighs is that of tokens that it counts': (
         'torch/losses.py', 'None if weights is None else weights.to(loss.dtype), reduction', 'None, reduction',
         'test_torch_losses.py', 'reduced_over_ranks'),
+    'ids that are ignored count in a divergence': (
+        'torch/losses.py', 'lp = lp.double().masked_fill(ids == ignore_index, -torch.inf)', 'lp = lp.double()', 'test_torch_losses.py',
+        'top_k_of_a_teacher_on_threads'),
+    'a teacher without a tail leaves one': (
+        'torch/losses.py', "int(bool(tail)),\n", "0,\n", 'test_torch_losses.py', 'top_k_of_a_teacher_on_threads'),
+    'a step is made by a gradient that an infinite reverse KL does not have': (
+        'torch/losses.py', 'by.masked_fill((d == torch.inf)[..., None], torch.nan) if reverse else by', 'by', 'test_torch_losses.py',
+        'top_k_special'),
     'values of several numbers per token are spread as if of one': (
         'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
         'test_logits_of_any_strides'),

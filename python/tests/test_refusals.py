@@ -88,6 +88,9 @@ CALLS = {
     'topk_logprob': (lambda m, no: ct.topk_logprob(m.z, no or 3, **m.columns).logp, -1),
     'logprob_at': (lambda m, no: ct.logprob_at(m.z, no or m.t[:, None], **m.columns), [3]),
     'distill': (lambda m, no: ct.distill(m.z, m.z[:, :no], **m.columns).kl, 2),
+    'a divergence': (lambda m, no: ct.distill(m.z, m.z, kind=no or 'tv', reduce_group=m.cp, **m.columns).loss, 'kl'),
+    'topk_distill': (lambda m, no: ct.topk_distill(m.z, m.t[:, None], m.z[:, :1], kind=no or 'reverse_kl', reduction='none',
+                                                   **m.columns), 'jsd'),
     'entropy': (lambda m, no: ct.entropy(m.z, mask=no, **m.columns), torch.ones(2)),
     'over_chunks': (lambda m, no: over_chunks(lambda z, rows: ct.entropy(z, **m.columns), m.h, m.w, tp_group=m.tp,
                                                  chunk_size=no or 4), -1),
@@ -130,7 +133,7 @@ CALLS = {
         m.h[None], m.w, *m.packed, *m.actions, m.tp, temperature=no or 1.)[0], -1.),
 }
 COMPARED = {'linear_logprob of a head of other rows'}  # by the ranks, which wait for each other
-OVER = {1: ('nll per token', 'linear_logprob of a head that cannot be made', 'topk_logprob', 'logprob_at', 'distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy', 'hidden to logprobs in chunks'), 2: ('weighted_sum', 'gather', 'a new sequence')}  # a rank talks to the rank of this number xor its own, in other calls to all
+OVER = {1: ('nll per token', 'linear_logprob of a head that cannot be made', 'topk_logprob', 'logprob_at', 'distill', 'topk_distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy', 'hidden to logprobs in chunks'), 2: ('weighted_sum', 'gather', 'a new sequence')}  # a rank talks to the rank of this number xor its own, in other calls to all
 WRONG = {'all ranks': {0, 1, 2, 3}, 'one rank': {1}, 'one row': {0, 1}, 'one column': {1, 3}}
 
 

@@ -80,12 +80,18 @@ def others(rank, dtype):
         x, p, results = cut(z).requires_grad_(), cut(q), []
         seq.targets(tokens), seq.mask('targets', at), seq.gather(local)  # communicators and copies are made
         ct.weighted_sum(w, w, m, reduce_group=group)
+        top = ct.topk_logprob(p, 8, tp_group=group)
         for again in range(2):
             if again and at.type == 'cuda':
                 torch.cuda.set_sync_debug_mode('error')
             outs = [ct.topk_logprob(x, 20, mask=m, tp_group=group), (ct.logprob_at(x, at_ids, tp_group=group),),
                     ct.distill(x, p, mask=m, tp_group=group), (ct.entropy(x, mask=m, tp_group=group),),
                     ct.logprob(x, target, entropy=True, tp_group=group, support=lists),
+                    *((ct.distill(x, p, kind=kind, beta=0.3, reduction='none', mask=m, tp_group=group),)
+                      for kind in ('forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance')),
+                    *((ct.topk_distill(x, top.ids, top.logp, kind=kind, tail=tail, reduction='none', mask=m, tp_group=group),)
+                      for kind in ('forward_kl', 'reverse_kl') for tail in (True, False)),
+                    ct.distill(x, p, kind='jsd', mask=m, tp_group=group, reduction='sum')[:2],
                     ct.weighted_sum(x.float().sum(-1), w, m, reduce_group=group)[:2],
                     (seq.gather(local), seq.gather(local, 'sum'))]
             flat = [o for out in outs for o in out]

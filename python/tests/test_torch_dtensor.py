@@ -430,7 +430,7 @@ def placed_logits(rank, vocab):
         q = torch.softmax(q, -1)
         return [F.cross_entropy(z.reshape(-1, vocab), t.reshape(-1)), (picked * (t != -100) * g[0]).sum(),
                 (-(lp.exp() * lp).sum(-1) * g[1]).sum(), lp.topk(min(3, vocab), -1)[0].sum(), lp.gather(-1, ids).sum(),
-                (q * (q.log() - lp)).sum()]
+                (q * (q.log() - lp)).sum(), (lp.exp() * (lp - q.log())).sum()]
     first = leaf(z)
     want = losses(first, teacher, None)
     grads = [torch.autograd.grad(x, first, retain_graph=True)[0] for x in want]
@@ -440,7 +440,8 @@ def placed_logits(rank, vocab):
             q = distribute_tensor(teacher, mesh, [placement])
             got = [ct.nll(x, t, tp_group=group).loss, (ct.logprob(x, t, tp_group=group) * g[0]).sum(),
                    (ct.entropy(x, tp_group=group) * g[1]).sum(), ct.topk_logprob(x, min(3, vocab), tp_group=group).logp.sum(),
-                   ct.logprob_at(x, ids, tp_group=group).sum(), ct.distill(x, q, tp_group=group).kl.sum()]
+                   ct.logprob_at(x, ids, tp_group=group).sum(), ct.distill(x, q, tp_group=group).kl.sum(),
+                   ct.distill(x, q, kind='reverse_kl', tp_group=group).num]
             for i, (mine, ref, d) in enumerate(zip(got, want, grads)):
                 near(mine.detach(), ref.detach(), torch.float64, 'loss %d' % i)
                 made = torch.autograd.grad(mine, x)[0]

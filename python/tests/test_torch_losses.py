@@ -3,6 +3,7 @@
 vocabularies and batches: processes, threads, dtypes, strides, masks, special values, refusals."""
 import copy
 import itertools
+import math
 import pickle
 import re
 import types
@@ -291,6 +292,107 @@ def test_a_divergence_near_0_keeps_its_digits():
         for kind, want in near.items():  # but for terms of the next order in t, which is within 2^-bits
             got = ct.distill(z, q, kind=kind, beta=BETA, reduction='none').double()
             assert ((got / want - 1).abs() < 2 * 2.0 ** -bits + 1e-5).all(), (kind, bits, got, want)
+
+
+def k_outcomes(z, ids, logp, kind, tail, temperature=1.0):
+    """The D of topk_distill() from its definition: outcomes are tensors [.., k] or [.., k + 1] of probabilities."""
+    probs = log_softmax(z, temperature).exp()
+    asked = ids >= 0
+    p, q = probs.gather(-1, ids.clamp(min=0)) * asked, logp.double().exp() * asked
+    if tail:
+        rest = 1 - (torch.nn.functional.one_hot(ids.clamp(min=0), z.shape[-1]) * asked[..., None]).sum(-2)
+        p, q = torch.cat([p, (probs * rest).sum(-1, keepdim=True)], -1), torch.cat([q, (1 - q.sum(-1, keepdim=True)).clamp(min=0)], -1)
+    a, b = (p, q) if kind == 'reverse_kl' else (q, p)
+    return torch.where(a > 0, a * (a.clamp(min=1e-300) / b.clamp(min=1e-300)).log(), torch.zeros_like(a)).sum(-1)
+
+
+def topk_agrees(rank, size, group, dtype, how):
+    z, q, _, mask, g = drawn((3, 4), dtype)
+    lo, hi = shards(rank, size, how)
+    logp, ids = log_softmax(q, 1.0).topk(K, -1)
+    logp, ids = logp.float(), ids.clone()
+    ids[0, :2, 1] = -100
+    logp[0, :2, 1] = NAN  # not read
+    said = []
+    for kind, tail, temperature in itertools.product(('forward_kl', 'reverse_kl'), (True, False), (1.0, 0.7)):
+        whole, mine = z.double().clone().requires_grad_(), z[..., lo:hi].clone().requires_grad_()
+        clean = logp.nan_to_num(0.0)
+        want = masked(k_outcomes(whole, ids.where(ids >= 0, ids.new_tensor(-1)), clean, kind, tail, temperature), mask)
+        got = ct.topk_distill(mine, ids, logp, kind=kind, tail=tail, mask=mask, reduction='none', tp_group=group, vocab=(lo, V),
+                              temperature=temperature)
+        near, near_grad = TOLERANCE[dtype]
+        torch.testing.assert_close(got.double(), want, rtol=near, atol=4 * near, msg='%s %s' % (kind, tail))
+        up = g[0][..., 0]
+        (got.double() * up).sum().backward()
+        (want * up).sum().backward()
+        torch.testing.assert_close(mine.grad.double(), whole.grad[..., lo:hi], rtol=K * near_grad, atol=K * near_grad,
+                                   msg='%s %s' % (kind, tail))
+        said.append(got.tolist())
+    return said
+
+
+def topk_in_process(rank, dtype, how):
+    return topk_agrees(rank, 4, dist.group.WORLD, dtype, how)
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE), ids=str)
+def test_top_k_of_a_teacher_on_processes(world, dtype):
+    for how in ('even', 'odd'):
+        said = world.run(topk_in_process, dtype, how)
+        assert all(s == said[0] for s in said)
+
+
+def test_top_k_of_a_teacher_on_threads_and_alone():
+    for dtype, how in itertools.product(TOLERANCE, ('even', 'odd')):
+        cb.run_threads(4, lambda world: topk_agrees(world.rank, 4, world, dtype, how))
+        topk_agrees(0, 1, None, dtype, how)
+
+
+def test_gradients_from_the_top_k():
+    z, q, _, mask, _ = drawn((2, 3), torch.float64)
+    logp, ids = log_softmax(q, 1.0).topk(K, -1)
+    for kind, tail in itertools.product(('forward_kl', 'reverse_kl'), (True, False)):
+        assert torch.autograd.gradcheck(lambda z: ct.topk_distill(z, ids, logp, kind=kind, tail=tail, mask=mask, reduction='sum')[:2],
+                                        (z.clone().requires_grad_(),))
+
+
+def test_the_tail_of_a_peaked_token_is_no_difference():
+    z = torch.zeros(1, 10)
+    z[0, 3] = 60.0  # in f32 its p is 1
+    ids, logp = torch.tensor([[3, 4]]), torch.tensor([[0.5, 0.25]]).log()
+    x = z.clone().requires_grad_()
+    got = ct.topk_distill(x, ids, logp)
+    lp = z.double().log_softmax(-1)[0]
+    rest = lp[[0, 1, 2, 5, 6, 7, 8, 9]].logsumexp(-1)
+    want = float(0.5 * (math.log(0.5) - lp[3]) + 0.25 * (math.log(0.25) - lp[4]) + 0.25 * (math.log(0.25) - rest))
+    assert abs(got.item() - want) < 1e-5 * want
+    got.backward()
+    expected = torch.full((10,), -0.25 / 8)
+    expected[3], expected[4] = 0.5, -0.25
+    torch.testing.assert_close(x.grad[0], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_top_k_special_values():
+    z, ids = torch.randn(3, 6, generator=torch.Generator().manual_seed(2)), torch.tensor([[0, 1], [2, 2], [-100, -100]])
+    logp = torch.tensor([[0.6, 0.4], [0.1, 0.2], [0.3, 0.3]]).log()
+    x = z.clone().requires_grad_()
+    d = ct.topk_distill(x, ids, logp, reduction='none')
+    assert d[0].isfinite() and d[1].isnan() and d[2] == 0  # an id that is there twice; nothing but the tail
+    d[[0, 2]].sum().backward()
+    assert x.grad[0].isfinite().all() and (x.grad[2] == 0).all()
+    x = z[:1].clone().requires_grad_()
+    logp = torch.tensor([[1.0, 0.0]]).log()  # nothing is left
+    d = ct.topk_distill(x, ids[:1], logp, kind='reverse_kl', reduction='none')
+    d.sum().backward()
+    assert d[0] == INF and x.grad[0, 2:].isnan().all()
+    x.grad = None
+    d = ct.topk_distill(x, ids[:1], logp, reduction='none')
+    d.sum().backward()
+    torch.testing.assert_close(d, -z[:1].log_softmax(-1)[:, 0])
+    assert x.grad.isfinite().all()
+    for bad in (dict(kind='jsd'), dict(reduction='average'), dict(ids=ids[:, :1])):
+        with pytest.raises(ValueError, match='topk_distill: '):
+            ct.topk_distill(**{**dict(vocab_parallel_logits=z[:1], ids=ids[:1], logp=logp), **bad})
 
 
 def test_kinds_that_are_none_are_refused():

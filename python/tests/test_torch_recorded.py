@@ -23,6 +23,8 @@ LIFELESS = {
     'topk_logprob': lambda z, t: ct.topk_logprob(z, 3)[0],
     'logprob_at': lambda z, t: ct.logprob_at(z, t[:, None]),
     'distill': lambda z, t: ct.distill(z, z.detach().flip(0)).kl,
+    'a divergence': lambda z, t: ct.distill(z, z.detach().flip(0), kind='jsd').loss,
+    'topk_distill': lambda z, t: ct.topk_distill(z, t[:, None], z.detach()[:, :1]).loss,
     'weighted_sum': lambda z, t: ct.weighted_sum(z[:, 0], t.float()).value,
     'shard': lambda z, t: ct.shard(z, cb.Partition(len(t)), dim=0),
     'linear_nll': lambda z, t: ct.linear_nll(z, z.detach()[:9] * 1, target=t % 9).loss,

@@ -53,6 +53,9 @@ def losses(z: Tensor, t: Tensor, ids: Tensor, group: dist.ProcessGroup, mesh: De
     assert_type(ct.distill(z, z, kind='jsd', beta=0.1, reduce_group=group), ct.Loss)
     assert_type(ct.distill(z, z, kind='tv', reduction='none', mask=t != 0), Tensor)
     ct.distill(z, z, kind='kl')  # refused
+    assert_type(ct.topk_distill(z, ids, z, tail=False, reduce_group=group), ct.Loss)
+    assert_type(ct.topk_distill(z, ids, z, kind='reverse_kl', reduction='none'), Tensor)
+    ct.topk_distill(z, ids, z, kind='jsd')  # refused
     assert_type(ct.weighted_sum(z, z, t != 0, reduce_group=group), ct.Weighted)
     assert_type(ct.weighted_sum(z) * 2, Tensor)
     assert_type(ct.Support(ids, t, ascending=True), ct.Support)

@@ -179,15 +179,19 @@ static const struct pointer of_topk_rows[] = {
     {AT(topk_args, out.logp), AT(topk_args, base.stat_dtype), ALWAYS, "out.logp"},
     {AT(topk_args, out.ids), I64, ALWAYS, "out.ids"},
     {AT(topk_args, out.n_invalid), I64, ALWAYS, "out.n_invalid"},
+    {AT(topk_args, out.tail), AT(topk_args, base.stat_dtype), ALWAYS, "out.tail"},
 };
 static const struct pointer of_topk_sum[] = {
     {AT(topk_args, d_logp), AT(topk_args, base.stat_dtype), TOKENS, "d_logp"},
+    {AT(topk_args, d_tail), AT(topk_args, base.stat_dtype), TOKENS, "d_tail"},
     {AT(topk_args, base.saved), BYTES, TOKENS, "stats"},
     {AT(topk_args, base.d_logits), AT(topk_args, base.dtype), COLUMNS, "d_logits"},
 };
 /* the first of the call */
 CHECKED(topk_rows, colo_topk_args, of_topk_rows, p->count ? 0 : has_of(&p->base), "topk forward")
+LAUNCH(topk_rest, colo_topk_args, "topk forward, the tail")
 LAUNCH(topk_merge, colo_topk_args, "topk forward, merging")
+LAUNCH(topk_tail, colo_topk_args, "topk forward, merging the tail")
 CHECKED(topk_sum, colo_topk_args, of_topk_sum, has_of(&p->base), "topk backward")
 LAUNCH(topk_fix, colo_topk_args, "topk backward, picked columns")
 

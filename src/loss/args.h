@@ -252,7 +252,9 @@ struct colo_mean_grad_args;
     X(logprob_merge, colo_logprob_args)                                      \
     X(logprob_grad, colo_logprob_args)                                       \
     X(topk_rows, colo_topk_args)                                             \
+    X(topk_rest, colo_topk_args)                                             \
     X(topk_merge, colo_topk_args)                                            \
+    X(topk_tail, colo_topk_args)                                             \
     X(topk_sum, colo_topk_args)                                              \
     X(topk_fix, colo_topk_args)                                              \
     X(sampling_largest, colo_sampling_args)                                  \

@@ -14,6 +14,14 @@
  *   pz  [n, k]  raw logits, stat dtype (exact): with topk the shard's k first, else those owned
  *   pid [n, k]  i64 global ids, -1 where the shard has fewer; with topk only
  *
+ * and with tail
+ *   tm  [n]     max x of the shard's columns that are not at ids
+ *   ts  [n]     sum e^(x - tm) of them; NaN where an id of the shard occurs twice
+ *
+ * Backward with tail: a column that is not at ids has p_j (g_t / p_tail - S) = e^(x_j - M - L) (g_t -
+ * S p_tail), S = sum_i g_i + g_t and L = log Sum + log p_tail. Neither form divides by what may be
+ * 0 in fp32, so the grad kernel gets L for log Sum, and S p_tail - g_t as the sum.
+ *
  * Raw logits travel, not x: their order is exact and the same on host and GPU, and x - M is made
  * from them in fp64.
  *
@@ -34,7 +42,8 @@ struct colo_topk_args {
     int64_t k;
     bool topk;
     int64_t ignore_index;
-    int64_t pz, pid; /* byte offsets in a block; pid -1: not there */
+    bool tail;
+    int64_t pz, pid, tm, ts; /* byte offsets in a block; -1: not there */
     const int64_t *ids;
     int64_t id_stride; /* of a row */
     const uint8_t *mask;
@@ -42,6 +51,7 @@ struct colo_topk_args {
     struct {
         void *logp; /* stat dtype */
         int64_t *ids, *n_invalid;
+        void *tail; /* stat dtype */
     } out;
     bool count; /* does rows write out.n_invalid? */
 
@@ -50,8 +60,11 @@ struct colo_topk_args {
     void *sum;          /* [T] stat dtype, in 8 bytes per token */
     double *down;       /* [T, k] x - M */
     int64_t *saved_ids; /* [T, k] ids; -1: no gradient */
+    double *log_sum;    /* [T] log Sum; with tail base.saved has L */
+    double *all;        /* [T] S, written by sum */
 
     const void *d_logp; /* [T, k] stat dtype */
+    const void *d_tail; /* [T] */
 };
 
 #endif

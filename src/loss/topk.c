@@ -30,6 +30,9 @@ static colo_status_t check_config(const union colo_loss_config *own)
     COLO_FAIL_IF(c->topk && c->k > c->logits.vocab, COLO_ERR_ARG,
                  "topk: k is %" PRId64 ", expected at most %" PRId64 ", the vocabulary", c->k,
                  c->logits.vocab);
+    COLO_FAIL_IF(c->tail != 0 && (c->tail != 1 || c->topk), COLO_ERR_ARG,
+                 "topk: tail is %" PRId64 " and topk %d, expected tail 0, or 1 without topk",
+                 c->tail, (int)c->topk);
     return COLO_OK;
 }
 
@@ -66,6 +69,10 @@ static colo_status_t check(const struct colo_loss_call *call)
     COLO_TRY(colo_loss_check_array(out->logp, "out.logp", colo_logprob_stat_dtype(logits->dtype),
                                    tokens, k, logits));
     COLO_TRY(colo_loss_check_array(out->ids, "out.ids", COLO_I64, tokens, k, logits));
+    COLO_FAIL_IF(out->tail && !call->config.topk.tail, COLO_ERR_ARG,
+                 "topk: out.tail is given, config.tail is 0");
+    COLO_TRY(colo_loss_check_array(out->tail, "out.tail", colo_logprob_stat_dtype(logits->dtype),
+                                   tokens, 0, logits));
     COLO_TRY(colo_loss_check_array(out->n_invalid, "out.n_invalid", COLO_I64, 1, 0, logits));
     return colo_loss_check_call_memory(call);
 }
@@ -76,8 +83,11 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_args *ba
 {
     struct colo_topk_args *args = (struct colo_topk_args *)base;
     const colo_topk_config_t *c = &call->config.topk;
-    *args = (struct colo_topk_args){
-        .base = *base, .k = c->k, .topk = c->topk, .ignore_index = c->ignore_index};
+    *args = (struct colo_topk_args){.base = *base,
+                                    .k = c->k,
+                                    .topk = c->topk,
+                                    .ignore_index = c->ignore_index,
+                                    .tail = c->tail == 1};
 }
 
 /* Where the saved buffer has what. */
@@ -90,6 +100,8 @@ static void place(struct colo_topk_args *args, double *memory)
         args->sum = memory + 4 * tokens;
         args->down = memory + 5 * tokens;
         args->saved_ids = (int64_t *)(memory + (5 + args->k) * tokens);
+        args->log_sum = memory + (5 + 2 * args->k) * tokens;
+        args->all = args->log_sum + tokens;
     }
     args->base.targets = args->rows;
 }
@@ -112,6 +124,7 @@ static uint64_t hash_config(const struct colo_logprob_args *base)
     uint64_t hash = colo_logprob_hash_config(&args->base.config, args->base.dtype);
     hash = colo_hash_i64(hash, args->k);
     hash = colo_hash_i64(hash, args->topk);
+    hash = colo_hash_i64(hash, args->tail);
     return colo_hash_i64(hash, args->ignore_index);
 }
 
@@ -127,6 +140,7 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_logprob_describe(base, fields);
     colo_fields_add(fields, "k", "%" PRId64, args->k);
     colo_fields_add(fields, "topk", "%d", args->topk);
+    colo_fields_add(fields, "tail", "%d", args->tail);
     colo_fields_add(fields, "ids' ignore_index", "%" PRId64, args->ignore_index);
 }
 
@@ -144,6 +158,8 @@ static colo_status_t local(const struct colo_loss_call *call, struct colo_logpro
     base->targets = args->rows;
     COLO_TRY(call->kernels->topk_rows(args, call->stream));
     COLO_TRY(call->kernels->topk_local(args, call->stream));
+    if (args->tail)
+        COLO_TRY(call->kernels->topk_rest(args, call->stream));
     base->targets = args->rows = rows;
     return COLO_OK;
 }
@@ -154,20 +170,24 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
     args->count = true;
     COLO_TRY(call->kernels->topk_rows(args, call->stream));
     COLO_TRY(call->kernels->logprob_merge(base, call->stream));
-    return call->kernels->topk_merge(args, call->stream);
+    COLO_TRY(call->kernels->topk_merge(args, call->stream));
+    return args->tail ? call->kernels->topk_tail(args, call->stream) : COLO_OK;
 }
 
 static uint32_t wanted(const struct colo_logprob_args *base)
 {
     const struct colo_topk_args *args = (const struct colo_topk_args *)base;
     return colo_logprob_wanted(base) | 1u << COLO_LOGPROB_NARRAYS |
-           (uint32_t)args->topk << (COLO_LOGPROB_NARRAYS + 1);
+           (uint32_t)args->topk << (COLO_LOGPROB_NARRAYS + 1) |
+           (args->tail ? 3u : 0u) << (COLO_LOGPROB_NARRAYS + 2);
 }
 
 #define PER_K offsetof(struct colo_topk_args, k)
 static const colo_block_array_t arrays[] = {COLO_LOGPROB_ARRAYS,
                                             {offsetof(struct colo_topk_args, pz), PER_K, 0},
-                                            {offsetof(struct colo_topk_args, pid), PER_K, 8}};
+                                            {offsetof(struct colo_topk_args, pid), PER_K, 8},
+                                            {offsetof(struct colo_topk_args, tm), 0, 0},
+                                            {offsetof(struct colo_topk_args, ts), 0, 0}};
 static const struct colo_loss_kind kind = {
     .name = "topk",
     .config = COLO_LOSS_SIZED("topk: config", colo_topk_config_t, topk, COLO_TOPK_CONFIG_INIT),
@@ -179,7 +199,7 @@ static const struct colo_loss_kind kind = {
     .order = offsetof(colo_topk_config_t, order),
     .ignore_index = COLO_TOPK_SKIP, /* no row is ignored by the caller's index, but by its mask */
     .check_config = check_config,
-    .saved = 40,
+    .saved = 56,
     .saved_by_k = 16,
     .k = offsetof(colo_topk_config_t, k),
     .behind = true,
@@ -239,6 +259,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
     args.mask_stride = in->mask ? in->mask->stride[0] : 0;
     args.out.logp = colo_loss_address(call.out.topk.logp);
     args.out.ids = colo_loss_address(call.out.topk.ids);
+    args.out.tail = colo_loss_address(call.out.topk.tail);
     args.out.n_invalid = colo_loss_address(call.out.topk.n_invalid);
     place(&args,
           saved ? saved_memory
@@ -265,7 +286,12 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
     COLO_FAIL_IF(!d_logp && args.base.tokens > 0, COLO_ERR_ARG, "topk: d_logp is NULL");
     COLO_TRY(colo_loss_check_array(d_logp, "d_logp", args.base.stat_dtype, args.base.tokens, args.k,
                                    call.logits));
+    const colo_tensor_t *d_tail = call.upstream.topk.d_tail;
+    COLO_FAIL_IF(d_tail && !args.tail, COLO_ERR_ARG, "topk: d_tail is given, config.tail is 0");
+    COLO_TRY(colo_loss_check_array(d_tail, "d_tail", args.base.stat_dtype, args.base.tokens, 0,
+                                   call.logits));
     place(&args, saved->memory);
+    args.d_tail = colo_loss_address(d_tail);
     args.base.upstream.d_logp = args.sum;
     args.d_logp = colo_loss_address(d_logp);
     COLO_TRY(call.kernels->topk_sum(&args, stream));

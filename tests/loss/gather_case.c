@@ -123,7 +123,7 @@ void gather_check(const loss_case_t *s, const char *label)
         fail_msg("%s: padding was written", label);
     for (int r = 0; r < s->ranks; r++) {
         const colo_comm_stats_t *f = &s->after_forward[r], *b = &s->after_backward[r];
-        const int64_t expected = s->ranks > 1 ? 1 + s->second_gather : 0;
+        const uint64_t expected = s->ranks > 1 ? 1u + s->second_gather : 0;
         if (f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS] != expected || total_ops(f) != expected)
             fail_msg("%s: rank %d: %d operations forward, expected %d gathers", label, r,
                      (int)total_ops(f), (int)expected);

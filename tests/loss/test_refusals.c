@@ -87,6 +87,8 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_TOPK, a.cfg.topk.k = 0, "k is 0, expected 1..256");
     ARG(OF_TOPK, a.cfg.topk.k = 257, "k is 257, expected 1..256");
     ARG(OF_LARGEST, a.cfg.topk.k = 7, "k is 7, expected at most 6");
+    ARG(OF_TOPK, a.cfg.topk.tail = 2, "tail is 2 and topk ");
+    ARG(OF_LARGEST, a.cfg.topk.tail = 1, "tail is 1 and topk 1");
     ARG(OF_DISTILL, a.cfg.distill.targets = 2, "targets is 2, expected logits (0) or probs (1)");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = 0, "target_temperature is 0");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = NAN, "target_temperature is ");
@@ -240,6 +242,7 @@ T_CASE(every_bad_pointer_is_refused)
         (a.cfg.logprob.want_mean_logits = a.cfg.logprob.has_class_weight = true,
          a.cfg.logprob.label_smoothing = 0.1),
         "want_mean_logits with has_class_weight and label_smoothing");
+    ARG(OF_GIVEN, a.picks.tail = &a.of_chosen, "out.tail is given, config.tail is 0");
     ARG(OF_GIVEN, a.picks.ids = &a.of_chosen, "out.ids is given, config.topk is false");
     ARG(OF_LOGPROB | OF_DISTILL, a.arg.stats = NULL, "saved memory is NULL; it needs 256 bytes");
     ARG(OF_TOPK, a.arg.stats = NULL, "saved memory is NULL; it needs 512 bytes");
@@ -370,18 +373,19 @@ T_CASE(sizes_that_cannot_be_are_refused)
     assert_int_equal(n, 77);
 }
 
-/* Logits of 65536 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
+/* Logits of 65535 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
 T_CASE(no_buffer_grows_with_the_vocabulary)
 {
-    enum { ROWS = 65536, RANKS = 8, PICKS = 64, OWN = 40 + 16 * PICKS };
+    enum { ROWS = 65535, RANKS = 8, PICKS = 64, OWN = 56 + 16 * PICKS };
     static const int64_t vocabs[] = {1000, 151936, 1 << 20};
     static const struct {
         loss_t loss;
         size_t saved, apart, block; /* bytes a token: in the workspace apart from the blocks */
-    } of[] = {{GIVEN, OWN, OWN, 12 + PICKS * 4},
-              {LARGEST, OWN, OWN, 12 + PICKS * 12},
-              {DISTILL, 64, 64, 32},
-              {SAMPLING, 0, 24, 8 + 2048}};
+        size_t odd;                 /* arrays of 4 bytes a token, which begin at multiples of 8 */
+    } of[] = {{GIVEN, OWN, OWN, 12 + PICKS * 4, 3},
+              {LARGEST, OWN, OWN, 12 + PICKS * 12, 3},
+              {DISTILL, 64, 64, 32, 8},
+              {SAMPLING, 0, 24, 8 + 2048, 0}};
     for (int i = 0; i < 12; i++) {
         alone_t a;
         size_t saved = 0, workspace;
@@ -394,8 +398,8 @@ T_CASE(no_buffer_grows_with_the_vocabulary)
             assert_ok(alone_saved_size(&a, COLO_BF16, ROWS, &saved));
         assert_ok(alone_workspace_size(&a, COLO_BF16, ROWS, RANKS, &workspace));
         assert_int_equal(saved, t_rounded(ROWS * of[i / 3].saved));
-        assert_int_equal(workspace,
-                         t_rounded(t_rounded(ROWS * apart) + RANKS * (64 + ROWS * block)));
+        assert_int_equal(workspace, t_rounded(t_rounded(ROWS * apart) +
+                                              RANKS * (64 + ROWS * block + 4 * of[i / 3].odd)));
     }
 }
 

@@ -42,6 +42,8 @@ T_CASE(every_option_agrees_with_the_oracle)
                         loss_case_shard(&c.shape, kind);
                         draw_options(&rng);
                         if (!topk && t_below(&rng, 2))
+                            topk_case_tail(&c, &rng);
+                        if (!topk && t_below(&rng, 2))
                             c.ids[t_below(&rng, 6 * c.config.k)] = -100;
                         snprintf(c.shape.label, sizeof c.shape.label,
                                  "W %d, %s, shard %d, k %d, %s", worlds[w],
@@ -232,6 +234,62 @@ T_CASE(an_id_that_occurs_twice_counts_twice)
     }
 }
 
+/* Peaked: 1 - sum p is 0 in fp32, and p_tail is e^-60. */
+T_CASE(a_small_tail_keeps_its_digits)
+{
+    uint64_t rng = t_seed() + 10;
+    for (int w = 0; w < 4; w++) {
+        topk_case_init(&c, worlds[w], 4, 40, 3, false, COLO_F32, 2, &rng);
+        topk_case_tail(&c, &rng);
+        for (int t = 0; t < 4; t++)
+            c.z[t * 40 + c.ids[t * 3 + t % 3]] = 60;
+        assert_ok(run());
+        topk_case_compare(&c, "a small tail");
+        for (int t = 0; t < 4; t++)
+            assert_true(c.tail[0][t] < -50 && isfinite(c.tail[0][t]));
+    }
+}
+
+enum { TWICE, NO_TAIL, NOTHING_ASKED, TAIL_MASKED, TAIL_NAN, TAIL_PLAIN, TAIL_ROWS };
+
+T_CASE(special_tails_are_as_documented)
+{
+    uint64_t rng = t_seed() + 11;
+    enum { V = 16, K = 3 };
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++) {
+            topk_case_init(&c, worlds[w], TAIL_ROWS, V, K, false, loss_dtypes[d], 2, &rng);
+            topk_case_tail(&c, &rng);
+            c.ids[TWICE * K + 2] = c.ids[TWICE * K];
+            for (int j = 0; j < V; j++) {
+                bool in = false;
+                for (int i = 0; i < K; i++)
+                    in = in || c.ids[NO_TAIL * K + i] == j;
+                if (!in)
+                    c.z[NO_TAIL * V + j] = -INFINITY;
+            }
+            for (int i = 0; i < K; i++)
+                c.ids[NOTHING_ASKED * K + i] = -100;
+            c.z[TAIL_NAN * V + 5] = c.z[TAIL_MASKED * V + 5] = NAN;
+            c.masked = true;
+            c.mask[TAIL_MASKED] = 0;
+            assert_ok(run());
+            for (int r = 0; r < worlds[w]; r++) {
+                assert_true(isnan(c.tail[r][TWICE]) && isnan(c.tail[r][TAIL_NAN]));
+                assert_true(c.tail[r][NO_TAIL] == -INFINITY);
+                assert_true(c.tail[r][NOTHING_ASKED] == 0 && c.tail[r][TAIL_MASKED] == 0);
+                assert_true(c.tail[r][TAIL_PLAIN] < 0 && isfinite(c.tail[r][TAIL_PLAIN]));
+            }
+            assert_true(all_of(IS_NAN, c.dz + TWICE * V, V));
+            assert_true(all_of(IS_FINITE, c.dz + NO_TAIL * V, V));
+            for (int j = 0; j < V; j++)
+                assert_true(c.z[NO_TAIL * V + j] > -INFINITY || c.dz[NO_TAIL * V + j] == 0);
+            assert_true(all_of(IS_ZERO, c.dz + NOTHING_ASKED * V, 2 * V));
+            assert_true(all_of(IS_NAN, c.dz + TAIL_NAN * V, V));
+            assert_true(all_of(IS_FINITE, c.dz + TAIL_PLAIN * V, V));
+        }
+}
+
 T_CASE(no_tokens_still_join_the_gather)
 {
     uint64_t rng = t_seed() + 8;
@@ -249,14 +307,17 @@ static double weighted(int64_t t)
     double f = 0;
     for (int64_t i = t * c.config.k; i < (t + 1) * c.config.k; i++)
         f += c.up[i] * c.logp[0][i];
-    return f;
+    return c.config.tail ? f + c.up_tail[t] * c.tail[0][t] : f;
 }
 
 T_CASE(the_gradient_is_the_central_difference)
 {
     uint64_t rng = t_seed() + 9;
-    for (int topk = 0; topk < 2; topk++) {
+    for (int i = 0; i < 3; i++) {
+        const bool topk = i == 1;
         topk_case_init(&c, 2, 3, 12, 3, topk, COLO_F64, 2, &rng);
+        if (i == 2)
+            topk_case_tail(&c, &rng);
         loss_case_shard(&c.shape, SHARD_UNEVEN);
         c.config.logits.softcap = topk ? 3 : 0.9;
         c.config.logits.temperature = 0.7;

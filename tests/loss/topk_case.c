@@ -3,7 +3,8 @@
  * topk_case.c - see topk_case.h.
  *
  * Tolerances: those of loss_case.c, whose logp this is, with |g| = sum of a token's |g_i|; the sum
- * itself is rounded once to the stat dtype (u |g| p, within the same 4 u D |g|).
+ * itself is rounded once to the stat dtype (u |g| p, within the same 4 u D |g|). log p_tail is the
+ * difference of two such logarithms, and p_j / p_tail one of two such numbers: 8 u D.
  */
 #include "loss/topk_case.h"
 
@@ -28,13 +29,16 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     colo_tensor_t mask =
         where_tensor(gather_put(m, c->mask, (size_t)s->tokens), COLO_U8, 1, &s->tokens);
     void *logp = gather_put(m, NULL, (size_t)n * colo_dtype_size(m->stat)),
-         *n_invalid = gather_put(m, NULL, 8);
+         *n_invalid = gather_put(m, NULL, 8), *up_tail = gather_put_stats(m, c->up_tail, s->tokens),
+         *tail = gather_put(m, NULL, (size_t)s->tokens * colo_dtype_size(m->stat));
     const colo_topk_out_t out = {
         COLO_TOPK_OUT_INIT, .logp = WHERE_ARRAY(logp, m->stat, s->tokens, cfg.k),
         .n_invalid = WHERE_ARRAY(n_invalid, COLO_I64, 1),
+        .tail = WHERE_ARRAY(cfg.tail ? tail : NULL, m->stat, s->tokens),
         .ids = cfg.topk ? WHERE_ARRAY(chosen, COLO_I64, s->tokens, cfg.k) : NULL};
-    const colo_topk_upstream_t d_out = {COLO_TOPK_UPSTREAM_INIT,
-                                        .d_logp = WHERE_ARRAY(up, m->stat, s->tokens, cfg.k)};
+    const colo_topk_upstream_t d_out = {
+        COLO_TOPK_UPSTREAM_INIT, .d_logp = WHERE_ARRAY(up, m->stat, s->tokens, cfg.k),
+        .d_tail = WHERE_ARRAY(cfg.tail ? up_tail : NULL, m->stat, s->tokens)};
     colo_topk_saved_t saved = {COLO_TOPK_SAVED_INIT};
     colo_comm_stats_reset(m->group);
     rank_try(colo_topk_forward(&cfg,
@@ -45,6 +49,8 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                s->forward_only ? NULL : stats, workspace, NULL));
     t_comm_stats(m->group, &s->after_forward[r]);
     gather_get_stats(m, c->logp[r], logp, n);
+    if (cfg.tail)
+        gather_get_stats(m, c->tail[r], tail, s->tokens);
     where.get(c->got[r], chosen, (size_t)n * 8);
     where.get(&c->n_invalid[r], n_invalid, 8);
     if (s->forward_only)
@@ -71,6 +77,18 @@ void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
         c->up[i] = loss_round(COLO_F32, 4 * t_uniform(rng) - 2);
     }
     memset(c->mask, 1, sizeof c->mask);
+}
+
+void topk_case_tail(topk_case_t *c, uint64_t *rng)
+{
+    const int64_t k = c->config.k, vocab = c->shape.vocab;
+    c->config.tail = 1;
+    for (int64_t t = 0; t < c->shape.tokens; t++) {
+        const int64_t start = t_below(rng, vocab), step = vocab % 7 ? 7 : 1;
+        for (int64_t i = 0; i < k; i++)
+            c->ids[t * k + i] = (start + step * i) % vocab;
+        c->up_tail[t] = loss_round(COLO_F32, 4 * t_uniform(rng) - 2);
+    }
 }
 
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
@@ -124,9 +142,23 @@ static void compare_row(const topk_case_t *c, const char *label, int64_t t)
                 fail_msg("%s: ranks 0 and %d differ in token %d", label, r, (int)t);
         }
     }
+    bool asks = false;
+    for (int64_t i = 0; i < k; i++)
+        asks = asks || ids[i] >= 0;
+    const bool tail = c->config.tail && asks;
+    for (int r = 0; r < c->shape.ranks && c->config.tail; r++) {
+        const double want = tail ? ref_topk_tail(&o, z, v, ids, k, 0, NULL) : 0;
+        if (!near(c->tail[r][t], want, 8 * u * d + u * fabs(want)))
+            fail_msg("%s: rank %d of %d, token %d: log p_tail is %.17g, expected %.17g", label, r,
+                     c->shape.ranks, (int)t, c->tail[r][t], want);
+    }
     if (c->shape.forward_only)
         return;
     ref_topk_grad(&o, z, v, ids, g, k, dz);
+    if (tail) {
+        ref_topk_tail(&o, z, v, ids, k, c->up_tail[t], dz);
+        size = 2 * (size + fabs(c->up_tail[t]));
+    }
     for (int64_t j = 0; j < v; j++) {
         double want = lost ? NAN : dz[j];
         double tol = 4 * u * size * d * f + loss_grad_rounding(dtype, want, u);

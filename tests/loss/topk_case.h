@@ -18,9 +18,9 @@ typedef struct topk_case {
     double z[TOPK_TOKENS * TOPK_VOCAB];
     int64_t ids[TOPK_TOKENS * TOPK_K]; /* [T, k] */
     uint8_t mask[TOPK_TOKENS];
-    double up[TOPK_TOKENS * TOPK_K];
+    double up[TOPK_TOKENS * TOPK_K], up_tail[TOPK_TOKENS];
 
-    double logp[LOSS_RANKS][TOPK_TOKENS * TOPK_K];
+    double logp[LOSS_RANKS][TOPK_TOKENS * TOPK_K], tail[LOSS_RANKS][TOPK_TOKENS];
     int64_t got[LOSS_RANKS][TOPK_TOKENS * TOPK_K];
     int64_t n_invalid[LOSS_RANKS];
     double dz[TOPK_TOKENS * TOPK_VOCAB];
@@ -29,6 +29,8 @@ typedef struct topk_case {
 /* Draws logits of standard deviation @spread, ids (a row may repeat one) and upstream gradients. */
 void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng);
+/* Asks for the tail of given columns: ids of a row differ then. */
+void topk_case_tail(topk_case_t *c, uint64_t *rng);
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c);
 /* Rows whose logits are finite, against the oracle; the statistics: one gather, none backward. */
 void topk_case_compare(const topk_case_t *c, const char *label);

@@ -5,6 +5,7 @@
  */
 #include "ref/ref_topk.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 void ref_topk_largest(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t k,
@@ -37,4 +38,31 @@ void ref_topk_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, 
             dz[j] += one[j];
     }
     free(one);
+}
+
+/* d log p_tail = sum over the tail of (p_j / p_tail) d log p_j */
+double ref_topk_tail(const ref_logprob_opts_t *o, const double *z, int64_t vocab,
+                     const int64_t *ids, int64_t k, double g, double *dz)
+{
+    double *p = calloc((size_t)vocab, sizeof *p), *one = malloc((size_t)vocab * sizeof *one),
+           sum = 0;
+    for (int64_t j = 0; j < vocab; j++) {
+        ref_logprob_row_t row;
+        bool in = false;
+        for (int64_t i = 0; i < k; i++)
+            in = in || ids[i] == j;
+        ref_logprob(o, z, vocab, j, &row);
+        p[j] = in ? 0 : exp(row.logp);
+        sum += p[j];
+    }
+    for (int64_t i = 0; i < vocab && dz; i++) {
+        if (p[i] == 0)
+            continue;
+        ref_logprob_grad(o, z, vocab, i, (double[REF_UPS]){g * p[i] / sum}, one);
+        for (int64_t j = 0; j < vocab; j++)
+            dz[j] += one[j];
+    }
+    free(p);
+    free(one);
+    return log(sum);
 }

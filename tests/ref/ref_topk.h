@@ -12,5 +12,9 @@ void ref_topk_largest(const ref_logprob_opts_t *o, const double *z, int64_t voca
  */
 void ref_topk_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const int64_t *ids,
                    const double *g, int64_t k, double *dz);
+/* log of the sum of p over the columns that are not among ids [k]; adds @g times its gradient to dz
+ * [V], if that is not NULL */
+double ref_topk_tail(const ref_logprob_opts_t *o, const double *z, int64_t vocab,
+                     const int64_t *ids, int64_t k, double g, double *dz);
 
 #endif

@@ -29,7 +29,7 @@ from .support import Accompanied, Classes, ClassWeight, Support, accompanied, me
 from .tensors import checked, of_integers, stream_of, written
 from .types import Group, LogprobOptions, Output, Vocab
 
-DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl', 'lse')
+DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl', 'lse', 'tail')
 # What outputs= may ask for, and its dtype as callers have it; None: that of logp.
 OUTPUTS = {'correct': torch.bool, 'argmax': torch.int64, 'lse': None, 'sum_p2': None, 'mean_logits': None}
 NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
@@ -150,12 +150,12 @@ class Plan:
     def view(self, name: str) -> s.Tensor:
         """The library's view of an output of that name, or of its gradient: all but the address."""
         kinds = {'correct': 'u8', 'argmax': 'i64', 'n_valid': 'i64', 'n_invalid': 'i64', 'ids': 'i64'}
-        shape = (1,) if name[0] == 'n' else (self.rows.count, *self.trailing())
+        shape = (1,) if name[0] == 'n' else (self.rows.count, *self.trailing(name))
         return make(0, s.DTYPE[kinds[name]] if name in kinds else torch_dtype(self.real), shape, contiguous(shape),
                     *((s.MEM_CUDA, self.device.index) if self.cuda else (s.MEM_HOST, -1)))
 
-    def trailing(self) -> tuple[int, ...]:
-        """Axes of an output behind that of the tokens."""
+    def trailing(self, name: str) -> tuple[int, ...]:
+        """Axes of an output of that name behind that of the tokens."""
         return ()
 
     def gradient_views(self) -> dict[str, tuple[s.Tensor, Any]]:

@@ -7,6 +7,7 @@ shapes, strides, dtypes, device and options, and kept with the communicator.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
@@ -20,7 +21,7 @@ from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import Loss, _scalar, _weighted, across, reduced, weights_of
 from .ready import integer, like, number, scalars
 from .tensors import checked, of_integers, refuse_complex, said
-from .types import DistillOptions, Divergence, DivergenceOptions, Group, Reduction, Vocab
+from .types import DistillOptions, Divergence, DivergenceOptions, Group, Reduction, TopkDistillOptions, Vocab
 
 
 # ---- over logits ----
@@ -57,15 +58,22 @@ class _Topk(_Masked):
     __slots__ = ()
     NAME = 'topk'
     KEEPS, SECOND = False, 'ids'
-    MEMBERS = 'k', 'topk', 'ignore_index', 'temperature', 'softcap', 'scale'
+    MEMBERS = 'k', 'topk', 'ignore_index', 'tail', 'temperature', 'softcap', 'scale'
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
-        per_token = (self.rows.shape if self.plain else (self.rows.count,)) + (self.config.k,)
-        return [(name, like(per_token, torch.int64 if name == 'ids' else self.real, self.device))
+        rows = self.rows.shape if self.plain else (self.rows.count,)
+        return [(name, like((*rows, *self.trailing(name)), torch.int64 if name == 'ids' else self.real, self.device))
                 for name in names]
 
-    def trailing(self) -> tuple[int, ...]:
-        return (self.config.k,)
+    def trailing(self, name: str) -> tuple[int, ...]:
+        return () if name == 'tail' else (self.config.k,)
+
+    def gradients(self, now: Any, upstream: Any, stats: int) -> Any:
+        if upstream[0] is None:  # the library wants that of logp
+            upstream = [torch.zeros(self.outputs(('logp',))[0][1].shape, dtype=self.real, device=self.device), *upstream[1:]]
+            held = super().gradients(now, upstream, stats)
+            return held, upstream
+        return super().gradients(now, upstream, stats)
 
 
 class _Distill(_Masked):
@@ -74,7 +82,8 @@ class _Distill(_Masked):
     MEMBERS = 'targets', 'target_temperature', 'target_scale', 'divergence', 'beta', 'temperature', 'softcap', 'scale'
 
 
-_TOPK_LOGPROB, _LOGPROB_AT, _DISTILL, _ENTROPY = map(Named, ('topk_logprob', 'logprob_at', 'distill', 'entropy'))
+_TOPK_LOGPROB, _LOGPROB_AT, _DISTILL, _TOPK_DISTILL, _ENTROPY = map(Named, (
+    'topk_logprob', 'logprob_at', 'distill', 'topk_distill', 'entropy'))
 
 
 class TopK(NamedTuple):
@@ -123,7 +132,7 @@ def topk_logprob(vocab_parallel_logits: torch.Tensor, k: int, *, mask: torch.Ten
     """
     return TopK(*VocabParallel.apply(*planned(
         _TOPK_LOGPROB, vocab_parallel_logits, None, ('logp', 'ids'), tp_group, columns_of(_TOPK_LOGPROB, vocab),
-        inplace_backward, (integer('topk_logprob: k', k), True, -100, *scalars(_TOPK_LOGPROB, temperature, softcap)[:3]), _Topk.MEMBERS, _Topk, more=mask)))
+        inplace_backward, (integer('topk_logprob: k', k), True, -100, 0, *scalars(_TOPK_LOGPROB, temperature, softcap)[:3]), _Topk.MEMBERS, _Topk, more=mask)))
 
 
 @eager
@@ -163,7 +172,7 @@ def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: 
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
     return VocabParallel.apply(*planned(
         _LOGPROB_AT, vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, columns_of(_LOGPROB_AT, vocab),
-        inplace_backward, (ids.shape[-1], False, integer('logprob_at: ignore_index', ignore_index), *scalars(_LOGPROB_AT, temperature, softcap)[:3]),
+        inplace_backward, (ids.shape[-1], False, integer('logprob_at: ignore_index', ignore_index), 0, *scalars(_LOGPROB_AT, temperature, softcap)[:3]),
         _Topk.MEMBERS, _Topk, more=mask))[0]
 
 
@@ -276,16 +285,123 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
 
 def diverged(what: Named, o: Any, mask: Any, reduction: str, reduce_group: Any) -> Any:
     """The loss of each token that planned() @o makes, reduced. mask: which tokens count, or as how much"""
+    return averaged(what, lambda: VocabParallel.apply(*o)[0], o, mask, reduction, reduce_group)
+
+
+def averaged(what: Named, made: Callable[[], Any], o: Any, mask: Any, reduction: str, reduce_group: Any) -> Any:
+    """The loss of each token that @made returns, reduced. Other ranks do not wait for what is refused before."""
     weights = None if mask is None else weights_of(what, mask)
     if reduction == 'none':
-        loss = VocabParallel.apply(*o)[0]
+        loss = made()
         return loss if weights is None else loss * weights.to(loss.dtype)
     device = o[0].device
     comm = across(reduce_group, device, what)
     groups.require_apart(what, o[2][1], 'reduce_group', comm)
-    loss = VocabParallel.apply(*o)[0]
+    loss = made()
     count = torch.full((), loss.numel(), dtype=torch.int64, device=device) if mask is None else (mask != 0).sum()
     return reduced(loss, count, None if weights is None else weights.to(loss.dtype), reduction == 'mean', comm)
+
+
+@overload
+def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: torch.Tensor, *,
+                 reduction: Literal['mean', 'sum'] = 'mean', **options: Unpack[TopkDistillOptions]) -> Loss: ...
+@overload
+def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: torch.Tensor, *, reduction: Literal['none'],
+                 **options: Unpack[TopkDistillOptions]) -> torch.Tensor: ...
+@overload
+def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: torch.Tensor, *, reduction: Reduction,
+                 **options: Unpack[TopkDistillOptions]) -> Loss | torch.Tensor: ...
+
+
+@eager
+def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: torch.Tensor, *,
+                 kind: Literal['forward_kl', 'reverse_kl'] = 'forward_kl', tail: bool = True, mask: torch.Tensor | None = None,
+                 reduction: Reduction = 'mean', reduce_group: Group | None = None, tp_group: Group | None = None,
+                 vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None, ignore_index: int = -100,
+                 inplace_backward: bool = False) -> Any:
+    """Divergence from the k most probable tokens of a teacher that was run elsewhere: docs/concepts/loss.md.
+
+    With tail, all other columns together are one outcome more: its probability is the sum of the student's over them, and what
+    the teacher's k leave of 1. Without, D is the sum over the k alone, of probabilities as they are, which may be negative.
+
+    Args:
+        vocab_parallel_logits: [..., Vl], the student's, as in logprob().
+        ids: [..., k], as in logprob_at(); with tail those of a token differ, or its D is NaN.
+        logp: [..., k], the teacher's log-probabilities of these ids, floats, the same on all ranks of tp_group. They get no
+            gradient. Where the id is ignore_index, not read.
+        kind: "forward_kl", sum q log(q/p), or "reverse_kl", sum p log(p/q). Reverse, where the teacher leaves nothing for the tail:
+            infinite.
+        tail: is the remainder an outcome?
+        mask: as in distill() with a kind.
+        reduction: "mean", "sum", or "none": of each token.
+        reduce_group: as in nll().
+        tp_group: the ranks that share the vocabulary; None: no others.
+        vocab: as in logprob().
+        temperature: as in logprob().
+        softcap: as in logprob().
+        ignore_index: the id that counts for nothing.
+        inplace_backward: as in logprob().
+
+    Returns:
+        Loss(loss, num, den) as nll(), or of reduction "none" D [...]. Differentiable in the logits; f32 (f64 of f64 logits).
+
+    Raises:
+        ValueError: as logprob(); shapes of ids and logp; a weight of a token that is NaN, infinite or negative.
+        MismatchError: as logprob().
+        RuntimeError: as logprob().
+        TimeoutError: a rank did not come.
+
+    Example:
+        >>> import colobridge.torch as ct, torch
+        >>> teacher, student = torch.randn(2, 3, 50)
+        >>> logp, ids = ct.topk_logprob(teacher, 8)
+        >>> ct.topk_distill(teacher, ids, logp).item() < 1e-6 < ct.topk_distill(student, ids, logp).item()
+        True
+    """
+    if kind not in ('forward_kl', 'reverse_kl') or reduction not in ('none', 'mean', 'sum'):
+        raise ArgumentError("topk_distill: kind is %r and reduction is %r, expected 'forward_kl' or 'reverse_kl', and 'mean', "
+                            "'sum' or 'none'" % (kind, reduction))
+    if not of_integers(ids) or ids.dim() < 1 or not isinstance(logp, torch.Tensor) or not logp.is_floating_point() or \
+            logp.shape != ids.shape or logp.device != ids.device:
+        raise ArgumentError("topk_distill: ids are %s and logp is %s, expected integers [..., k] and floats of their shape" % (
+            said(ids), said(logp)))
+    ids = ids.to(torch.int64)
+    o = planned(_TOPK_DISTILL, vocab_parallel_logits, ids, ('logp', 'tail')[:1 + bool(tail)], tp_group,
+                columns_of(_TOPK_DISTILL, vocab), inplace_backward,
+                (ids.shape[-1], False, integer('topk_distill: ignore_index', ignore_index), int(bool(tail)),
+                 *scalars(_TOPK_DISTILL, temperature, softcap)[:3]), _Topk.MEMBERS, _Topk, more=mask)
+    lq = logp.detach().double().masked_fill(ids == ignore_index, -torch.inf)
+
+    def made() -> Any:
+        lp, *rest = VocabParallel.apply(*o)
+        real, q = lp.dtype, lq
+        lp = lp.double().masked_fill(ids == ignore_index, -torch.inf)
+        if tail:
+            left = (-torch.expm1(q.logsumexp(-1, keepdim=True))).clamp(min=0).log()
+            nothing = (ids == ignore_index).all(-1, keepdim=True)  # the tail is all there is
+            lp, q = torch.cat([lp, rest[0].double()[..., None]], -1), torch.cat([q, left.masked_fill(nothing, 0.0)], -1)
+        d = _Divergence.apply(lp, q, kind == 'reverse_kl')
+        return (d if mask is None else d.masked_fill(mask == 0, 0.0)).to(real)
+    return averaged(_TOPK_DISTILL, made, o, mask, reduction, reduce_group)
+
+
+@Function
+def _Divergence(ctx: Any, lp: Any, lq: Any, reverse: bool) -> Any:
+    """(log p [.., n], log q [.., n], which KL) -> D [..], 0 log 0 = 0"""
+    weight = lp if reverse else lq
+    ratio = (weight - (lq if reverse else lp)).masked_fill(weight == -torch.inf, 0.0)
+    p = weight.exp()
+    d = torch.where(p == 0, torch.zeros_like(p), p * ratio).sum(-1)
+    if ctx.needs_input_grad[0]:
+        by = torch.where(p == 0, torch.zeros_like(p), p * (ratio + 1)) if reverse else -p
+        ctx.save_for_backward(by.masked_fill((d == torch.inf)[..., None], torch.nan) if reverse else by)
+    return d
+
+
+@_Divergence.backward
+def _(ctx: Any, up: Any) -> Any:
+    by, = ctx.saved_tensors
+    return up[..., None] * by, None, None
 
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])

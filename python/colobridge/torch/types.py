@@ -72,6 +72,20 @@ class DivergenceOptions(DistillOptions, total=False):
     reduce_group: Group | None
 
 
+class TopkDistillOptions(TypedDict, total=False):
+    """Of topk_distill()"""
+    kind: Literal['forward_kl', 'reverse_kl']
+    tail: bool
+    mask: torch.Tensor | None
+    reduce_group: Group | None
+    tp_group: Group | None
+    vocab: Vocab | None
+    temperature: float
+    softcap: float | None
+    ignore_index: int
+    inplace_backward: bool
+
+
 class LinearOptions(TypedDict, total=False):
     """Of linear_logprob() and linear_nll() alike"""
     tp_group: Group | None

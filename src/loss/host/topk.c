@@ -11,13 +11,14 @@
  * the logits are gone by then. If an id occurs twice in a row, the first one writes the sum of
  * both.
  */
-#include "loss/topk-args.h"
+#include "loss/topk-tail.h"
 
 #include "core/list.h"
 #include "loss/loss.h"
 #include "loss/scalar.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static bool is_legal(const struct colo_topk_args *args, int64_t id)
 {
@@ -105,6 +106,66 @@ colo_status_t colo_host_topk_local(const struct colo_topk_args *args, colo_strea
                 ((int64_t *)(block + args->pid))[token * args->k + i] = -1;
         }
     }
+    return COLO_OK;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of a row's columns that are not at ids */
+static void rest_of(const struct colo_topk_args *args, int64_t token, double *m, double *s)
+{
+    const colo_dtype_t dtype = args->base.dtype;
+    int64_t picks[COLO_TOPK_MAX + 1], n = 0;
+    *m = -INFINITY;
+    *s = 0;
+    for (int64_t i = 0; i < args->k; i++) {
+        const int64_t id = args->ids[token * args->id_stride + i],
+                      j = id - args->base.config.logits.vocab_start;
+        if (id != args->ignore_index && j >= 0 && j < args->base.true_columns)
+            picks[n++] = j;
+    }
+    qsort(picks, (size_t)n, sizeof *picks, ascending);
+    picks[n] = -1;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t j = 0, i = 0; j < args->base.true_columns; j++) {
+            if (i < n && picks[i] == j) {
+                i++;
+                if (i < n && picks[i] == j)
+                    *s = NAN;
+                while (i < n && picks[i] == j)
+                    i++;
+                continue;
+            }
+            const double x =
+                colo_scalar_x(dtype, logit(args, token, j), args->base.factor, args->base.cap);
+            if (pass == 0)
+                *m = fmax(*m, colo_scalar_round(args->base.stat_dtype, x));
+            else if (x > -INFINITY)
+                *s += exp(x - *m);
+        }
+}
+
+colo_status_t colo_host_topk_rest(const struct colo_topk_args *args, colo_stream_t stream)
+{
+    unsigned char *block = colo_logprob_block_of(&args->base, args->base.rank);
+    for (int64_t token = 0; token < args->base.tokens; token++) {
+        double m = -INFINITY, s = 0;
+        if (args->rows[token] != COLO_TOPK_SKIP)
+            rest_of(args, token, &m, &s);
+        colo_scalar_put(args->base.stat_dtype, block + args->tm, token, m);
+        colo_scalar_put(args->base.stat_dtype, block + args->ts, token, s);
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_host_topk_tail(const struct colo_topk_args *args, colo_stream_t stream)
+{
+    for (int64_t token = 0; token < args->base.tokens; token++)
+        colo_topk_tail_token(args, token);
     return COLO_OK;
 }
 
@@ -215,7 +276,7 @@ colo_status_t colo_host_topk_sum(const struct colo_topk_args *args, colo_stream_
         double sum = 0;
         for (int64_t i = 0; i < args->k; i++)
             sum += upstream(args, token * args->k + i);
-        colo_scalar_put(args->base.stat_dtype, args->sum, token, sum);
+        colo_topk_sum_token(args, token, sum);
     }
     return COLO_OK;
 }
@@ -225,7 +286,8 @@ colo_status_t colo_host_topk_fix(const struct colo_topk_args *args, colo_stream_
     const int64_t rows = args->base.tokens, start = args->base.config.logits.vocab_start;
     const double cap = args->base.cap;
     for (int64_t token = 0; token < rows; token++) {
-        const double m = args->base.saved[token], log_sum = args->base.saved[rows + token];
+        const double m = args->base.saved[token],
+                     log_sum = args->tail ? args->log_sum[token] : args->base.saved[rows + token];
         if (args->rows[token] < 0 || isnan(m))
             continue; /* zeros or NaN, already there */
         for (int64_t i = 0; i < args->k; i++) {
@@ -242,8 +304,7 @@ colo_status_t colo_host_topk_fix(const struct colo_topk_args *args, colo_stream_
             }
             if (!first)
                 continue;
-            double dx = g - exp(args->down[index] - log_sum) *
-                                colo_scalar_get(args->base.stat_dtype, args->sum, token);
+            double dx = g - exp(args->down[index] - log_sum) * args->all[token];
             if (cap > 0) {
                 double th = (args->down[index] + m) / cap;
                 dx *= 1 - th * th;
