@@ -328,7 +328,7 @@ def host_times(o, layout, job, count=10000):
     """µs of this rank's host: making Segments, set_segments(); of the batch, and of @count segments."""
     src, dst = layout.split('->')
     world = ct.comm_of(dist.group.WORLD, torch.device('cpu'))
-    bridge = cb.Bridge(world, cb.Layout.src(src), cb.Layout.dst(dst), (1,), output='sharded', ragged=True)
+    bridge = cb.Bridge(world, cb.Layout.src(src), cb.Layout.dst(dst), (1,), output='sharded', kind='ragged')
     cp, replicas, parts = (cb.Grid(g).extent(d) for g, d in ((dst, 'cp'), (dst, 'dp'), (src, 'dp')))
     many = dict(rows=[64] * count, src=[e * parts // count for e in range(count)], seq=list(range(count)),
                 pos=[0] * count, seq_len=[64 * cp] * count, seq_dp=[e * replicas // count for e in range(count)])

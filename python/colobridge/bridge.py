@@ -10,10 +10,13 @@ from .comm import Comm
 from .errors import ArgumentError
 from .layout import Layout
 from .packing import Packing
-from .plan import ALGOS, PLACEMENTS, TRANSPORTS, Bytes, choice, config
+from .plan import ALGOS, TRANSPORTS, Bytes, choice, config
 from .plan import bytes_of as plan_bytes
 from .segments import Segments
 from .view import view
+
+KINDS = {'uniform': (False, False, s.PLACEMENT_PACKED), 'ragged': (True, False, s.PLACEMENT_PACKED),
+         'merged': (True, False, s.PLACEMENT_MERGED), 'packed': (False, True, s.PLACEMENT_PACKED)}  # ragged, packed, placement
 
 
 class Bridge(Handle):
@@ -24,25 +27,24 @@ class Bridge(Handle):
         comm: its world ranks are the grids' ranks.
         src: layout of x.
         dst: layout of y.
-        shape: (samples, rows, features[, positions of the LLM]), global; (features,) with ragged and packed.
+        shape: (samples, rows, features[, positions of the LLM]), global; (features,) unless uniform.
         dtype: of x and y: "f32", "f64", "bf16", "f16", "i8", "u8", "i16", "i32" or "i64".
-        axes: "bsh", "sbh", any permutation, "th" (samples and rows flattened; with ragged and packed always), or "bh"
+        axes: "bsh", "sbh", any permutation, "th" (samples and rows flattened; always unless uniform), or "bh"
             ([samples, features]; rows is 1).
         output: "full" (own samples, all rows) or "sharded" (own rows).
-        grad: "partial" (gradients are summed over cp) or "disjoint" (declared to be zero outside of own rows).
+        grad: "partial" (gradients are summed over cp), "disjoint" (declared to be zero outside of own rows), or "none" (there
+            is no backward).
         algo: "exact" or "collective".
-        no_grad: without backward.
         ranks_per_node: 0 asks comm which ranks share a node.
         device: "cpu" or "cuda".
         transport: between GPUs, the same on all ranks: "auto" (as the memory of each call says), "nccl", or "peer" (what other
             ranks reach must be a Memory's); COLO_TRANSPORT overrides it.
-        ragged: batches of Segments, set by set_segments(), instead of forward() and backward().
-        placement: with ragged: y has the rows of the batch only ("packed"), or they go to their positions in the caller's
-            buffer ("merged").
-        max_rows: with ragged and packed, most rows of a source rank, for which memory is allocated at once.
+        kind: "uniform": batches of one shape, by forward() and backward(). "ragged": of Segments, set by set_segments(); y has the
+            rows of the batch only. "merged": of Segments, too, which go to their positions in the caller's buffer. "packed":
+            from one Packing to another, set by set_packing(); output and grad at their defaults.
+        max_rows: unless uniform, most rows of a source rank, for which memory is allocated at once.
         one_level: as Plan's; between GPUs of one node always.
         allocator: of the memory that workspace_size counts, as C functions that outlive the bridge; None: the library's.
-        packed: batches from one Packing to another, set by set_packing(); output and grad at their defaults.
 
     Raises:
         ValueError: sizes, layouts that do not fit.
@@ -66,19 +68,18 @@ class Bridge(Handle):
 
     def __init__(self, comm: Comm, src: Layout, dst: Layout, shape: tuple[int, ...], *,
                  dtype: str = 'f32', axes: str = 'bsh', output: str = 'full',
-                 grad: str = 'partial', algo: str = 'exact', no_grad: bool = False,
-                 ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto',
-                 ragged: bool = False, placement: str = 'packed', max_rows: int = 0,
-                 one_level: bool = False, allocator: s.Allocator | None = None, packed: bool = False):
+                 grad: str = 'partial', algo: str = 'exact', ranks_per_node: int = 0,
+                 device: str = 'cpu', transport: str = 'auto', kind: str = 'uniform', max_rows: int = 0,
+                 one_level: bool = False, allocator: s.Allocator | None = None):
         self._src, self._dst, self.comm = src, dst, comm
-        if (ragged or packed) and len(shape) == 1:
+        ragged, packed, placement = choice('kind', kind, KINDS)
+        if kind != 'uniform' and len(shape) == 1:
             shape, axes = (0, 0, *shape), 'th' if axes == 'bsh' else axes
         self._tables = src._table, dst._table  # borrowed; a layout may get another one
         with comm._telling():
-            raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node,
-                         one_level)
+            raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, ranks_per_node, one_level)
             raw.ragged, raw.packed, raw.max_rows = ragged, packed, max_rows
-            raw.placement = choice('placement', placement, PLACEMENTS)
+            raw.placement = placement
             raw.axes = text(axes)
             raw.algo = choice('algo', algo, ALGOS)
             raw.mem = choice('device', device, {'cpu': s.MEM_HOST, 'cuda': s.MEM_CUDA})
@@ -125,7 +126,7 @@ class Bridge(Handle):
         Raises:
             ValueError: as forward().
             MismatchError: as forward().
-            RuntimeError: as forward(); the bridge has no_grad.
+            RuntimeError: as forward(); the bridge was created with grad="none".
             TimeoutError: as forward().
         """
         with self.comm._telling():
@@ -265,7 +266,7 @@ class Batch(Handle):
         Raises:
             ValueError: as forward().
             MismatchError: as forward().
-            RuntimeError: as forward(); the bridge has no_grad.
+            RuntimeError: as forward(); the bridge was created with grad="none".
             TimeoutError: as forward().
         """
         with self._comm._telling():

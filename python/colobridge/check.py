@@ -198,8 +198,8 @@ def with_threads(world: Comm) -> dict[str, str]:
         return lambda x, d_y: carried(bridge, bridge, (bridge.src_shape, bridge.dst_shape), x, d_y)
 
     def ragged(tables: Segments, x: Values, d_y: Values) -> tuple[Values, Values]:
-        bridge = Bridge(world, Layout.src('dp=%d' % ranks), Layout.dst('cp=%d' % ranks), (FEATURES,), ragged=True,
-                        output='sharded')
+        bridge = Bridge(world, Layout.src('dp=%d' % ranks), Layout.dst('cp=%d' % ranks), (FEATURES,),
+                        kind='ragged', output='sharded')
         return carried(bridge, bridge.set_segments(tables), ((-1, FEATURES), (-1, FEATURES)), x, d_y)
 
     return checks(world.rank, ranks, carry, ragged, lambda logits, targets: core_loss(world, logits, targets))

@@ -3,22 +3,23 @@
 import ctypes as c
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _structs as s
 from ._lib import Unique, call, lib
 from .layout import Layout
 
+T = TypeVar('T')
+
 OUTPUTS = {'full': s.OUTPUT_FULL_SEQ, 'sharded': s.OUTPUT_SHARDED}
-GRADS = {'partial': s.GRAD_PARTIAL, 'disjoint': s.GRAD_DISJOINT}
+GRADS = {'partial': s.GRAD_PARTIAL, 'disjoint': s.GRAD_DISJOINT, 'none': s.GRAD_PARTIAL}  # none: no_grad of the C config
 ALGOS = {'exact': s.ALGO_EXACT, 'collective': s.ALGO_COLLECTIVE}
 TRANSPORTS = {'auto': s.TRANSPORT_AUTO, 'nccl': s.TRANSPORT_NCCL, 'peer': s.TRANSPORT_PEER}
-PLACEMENTS = {'packed': s.PLACEMENT_PACKED, 'merged': s.PLACEMENT_MERGED}
 DIRECTIONS = {s.DIRECTION_EQUAL: 'equal', s.DIRECTION_FAN_IN: 'fan_in', s.DIRECTION_FAN_OUT: 'fan_out'}
 _DIRECTIONS = {'forward': s.PASS_FORWARD, 'backward': s.PASS_BACKWARD}
 
 
-def choice(what: str, value: str, table: dict[str, int]) -> int:
+def choice(what: str, value: str, table: dict[str, T]) -> T:
     """The value of a word. ValueError names the words that would do."""
     if value not in table:
         raise ValueError("%s is %r, expected %s" % (what, value, ' or '.join(map(repr, table))))
@@ -74,14 +75,14 @@ class Bytes:
 
 
 def config(kind: type, src: Layout, dst: Layout, shape: tuple[int, ...], dtype: str, output: str,
-           grad: str, no_grad: bool, ranks_per_node: int, one_level: bool) -> c.Structure:
+           grad: str, ranks_per_node: int, one_level: bool) -> c.Structure:
     """The members that a plan's and a bridge's config share."""
     if len(shape) not in (3, 4):
         raise ValueError("shape is %r, expected (samples, rows, features) or also positions"
                          % (shape,))
     raw = kind(struct_size=c.sizeof(kind), dtype=choice('dtype', dtype, s.DTYPE),
                output=choice('output', output, OUTPUTS), grad=choice('grad', grad, GRADS),
-               no_grad=no_grad, ranks_per_node=ranks_per_node, one_level=one_level)
+               no_grad=grad == 'none', ranks_per_node=ranks_per_node, one_level=one_level)
     raw.src, raw.dst = c.pointer(src._raw), c.pointer(dst._raw)
     raw.shape = s.Shape(*shape)
     return raw
@@ -97,8 +98,7 @@ class Plan(Unique):
         rank: the world rank.
         dtype: "f32", "f64", "bf16", "f16", "i8", "u8", "i16", "i32" or "i64".
         output: "full" (own samples, all rows) or "sharded" (own rows).
-        grad: "partial" (gradients are summed over cp) or "disjoint".
-        no_grad: without backward.
+        grad: "partial" (gradients are summed over cp), "disjoint", or "none" (there is no backward).
         ranks_per_node: consecutive ranks that share a node; 0: one node, or nodes.
         nodes: [ranks] integers, what names the node of each rank, in place of ranks_per_node.
         one_level: each rank gets all that it lacks from ranks that hold it; else what several ranks of a node lack enters it
@@ -118,10 +118,10 @@ class Plan(Unique):
 
     def __init__(self, src: Layout, dst: Layout, shape: tuple[int, ...], rank: int, *,
                  dtype: str = 'f32', output: str = 'full', grad: str = 'partial',
-                 no_grad: bool = False, ranks_per_node: int = 0,
+                 ranks_per_node: int = 0,
                  nodes: Sequence[int] | None = None, one_level: bool = False):
         self._src, self._dst, self._nodes = src, dst, c.c_void_p()
-        raw = config(s.PlanConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node, one_level)
+        raw = config(s.PlanConfig, src, dst, shape, dtype, output, grad, ranks_per_node, one_level)
         if nodes is not None:
             call('colo_nodes_create', c.byref(self._nodes), (c.c_int32 * len(nodes))(*nodes), len(nodes))
             raw.nodes = self._nodes
@@ -271,4 +271,4 @@ def collective_check(src: Layout, dst: Layout, shape: tuple[int, ...], *, dtype:
         ValueError: it would not.
     """
     call('colo_plan_collective_check',
-         config(s.PlanConfig, src, dst, shape, dtype, output, grad, False, 0, False))
+         config(s.PlanConfig, src, dst, shape, dtype, output, grad, 0, False))

@@ -121,7 +121,7 @@ BRIDGES = {
     'the library allocates what the caller wants to': (
         'bridge.py', 'raw.allocator = allocator', 'pass', 'test_core.py', 'test_memory_of_a_bridge'),
     'bridges of PyTorch take memory past its allocator': (
-        'torch/uniform.py', 'allocator=arenas.allocator(device), ', '',
+        'torch/uniform.py', 'allocator=arenas.allocator(device),', '',
         'test_torch_arena.py', 'test_bridges_own_memory'),
     'peers are sent to an output that the pool had no place for': (
         'torch/uniform.py', 'arena.reached[direction]:', 'arena.reached[direction] and lent is None:', 'test_torch_arena.py',

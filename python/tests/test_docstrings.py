@@ -100,6 +100,15 @@ def test_each_argument_of_the_core_is_in_the_docstring(name):
     assert not wrong(of, not inspect.isclass(of) and arguments(of) and returns)
 
 
+# Those of others, whose signatures are theirs.
+DROP_INS = ('compat.', 'megatron.')
+
+
+def test_no_signature_has_more_than_sixteen_arguments():
+    own = {**CALLS, **{name: of for name, of in CORE.items() if not name.startswith(DROP_INS)}}
+    assert {name: len(arguments(of)) for name, of in own.items() if len(arguments(of)) > 16} == {}
+
+
 def test_what_a_docstring_lacks_is_found():
     def call(x: int) -> int:
         """Args:

@@ -29,7 +29,7 @@ class Rows:
 def worked_example(world, output, placement):
     """Row r of segment e is 10 e + r + 1."""
     bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('cp=2,dp=1'), (1,), dtype='f64', output=output,
-                       ragged=True, placement=placement)
+                       kind='ragged' if placement == 'packed' else placement)
     batch = bridge.set_segments(cb.Segments(**WORKED))
     x = Rows([1, 2, 3] if world.rank == 0 else [21, 22, 23, 24, 25])
     y, d_x = Rows([-1] * batch.rows[1]), Rows([0] * batch.rows[0])
@@ -64,7 +64,7 @@ def test_several_tensors_go_together_and_ranks_without_rows_bring_none():
     tables = dict(rows=[2], src=[1], seq=[0], pos=[1], seq_len=[4], seq_dp=[0])
 
     def one_rank(world):
-        bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('dp=2'), (1,), dtype='f64', ragged=True)
+        bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('dp=2'), (1,), dtype='f64', kind='ragged')
         batch = bridge.set_segments(cb.Segments(**tables))
         xs = [Rows([1, 2]), Rows([3, 4])] if world.rank else None
         ys = None if world.rank else [Rows([0, 0]), Rows([0, 0])]
@@ -254,7 +254,7 @@ def test_batches_of_a_collected_cycle_end_before_their_bridge(monkeypatch):
     world = cb.Comm.self()
     gc.disable()  # or a collection between these lines makes the batch the older one, which is right without the library
     try:
-        cycle = [cb.Bridge(world, cb.Layout.src('dp=1'), cb.Layout.dst('dp=1'), (3,), ragged=True)]
+        cycle = [cb.Bridge(world, cb.Layout.src('dp=1'), cb.Layout.dst('dp=1'), (3,), kind='ragged')]
         cycle.append(cycle[0].set_segments(cb.Segments(**dict(WORKED, src=[0, 0, 0]))))
         cycle.append(cycle)
         del cycle
@@ -275,7 +275,7 @@ def test_batches_of_a_collected_cycle_end_before_their_bridge(monkeypatch):
 def test_what_python_refuses_on_one_rank_ends_the_wait_of_the_others(wrong, words):
     def one_rank(world):
         world.set_timeout(10)
-        bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('cp=2,dp=1'), (1,), dtype='f64', ragged=True)
+        bridge = cb.Bridge(world, cb.Layout.src('dp=2'), cb.Layout.dst('cp=2,dp=1'), (1,), dtype='f64', kind='ragged')
         batch = bridge.set_segments(cb.Segments(**WORKED))
         x, y = Rows([0] * batch.rows[0]), Rows([-1] * batch.rows[1])
         with pytest.raises(ValueError if world.rank else RuntimeError, match=words):
@@ -291,12 +291,12 @@ def test_uniform_and_ragged_calls_are_not_mixed_up():
         uniform = cb.Bridge(world, *layouts, (1, 2, 3))
         with pytest.raises(ValueError, match='was created for uniform batches'):
             uniform.set_segments(cb.Segments(**dict(WORKED, src=[0, 0, 0])))
-        ragged = cb.Bridge(world, *layouts, (3,), ragged=True, max_rows=7)
+        ragged = cb.Bridge(world, *layouts, (3,), kind='ragged', max_rows=7)
         with pytest.raises(ValueError, match='segments is a dict, expected Segments'):
             ragged.set_segments(WORKED)
         with pytest.raises(ValueError, match='expected at most max_rows=7'):
             ragged.set_segments(cb.Segments(**dict(WORKED, src=[0, 0, 0])))
-        with pytest.raises(ValueError, match="placement is 'scattered', expected 'packed' or 'merged'"):
-            cb.Bridge(world, *layouts, (3,), ragged=True, placement='scattered')
+        with pytest.raises(ValueError, match="kind is 'scattered', expected 'uniform' or 'ragged' or 'merged' or 'packed'"):
+            cb.Bridge(world, *layouts, (3,), kind='scattered')
 
     cb.run_threads(1, one_rank)

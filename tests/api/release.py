@@ -3,6 +3,7 @@
 
 usage: release.py BASH
 """
+import shutil
 import subprocess
 import sys
 
@@ -16,8 +17,8 @@ def said(bash, *words):
 
 
 def main(bash):
-    if subprocess.run(['git', 'rev-parse'], cwd=ROOT, stderr=subprocess.DEVNULL).returncode:
-        return 77  # no repository
+    if not shutil.which('git') or subprocess.run(['git', 'rev-parse'], cwd=ROOT, stderr=subprocess.DEVNULL).returncode:
+        return 77  # no git, or no repository
     version = headers_version()
     before = subprocess.run(['git', 'diff'], cwd=ROOT, stdout=subprocess.PIPE).stdout
     rc, text = said(bash, version)

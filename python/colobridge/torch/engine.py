@@ -279,11 +279,10 @@ class Engine(Unique):
         units, transport = math.lcm(self._parts[2], self._dst_features), self.transport
         if transport == 'auto':  # as all ranks found, when they asked for memory that peers reach
             transport = 'nccl' if self._ragged[device].workspace is None else 'peer'
-        options = {name: self._options[name] for name in ('output', 'grad', 'ranks_per_node')}
-        options[self.kind] = True
+        options = {name: self._options[name] for name in ('output', 'ranks_per_node')}
         bridge, far = self._by_peers(transport, lambda by: core.Bridge(
-            comm, self.src, self.dst, (units,), no_grad=self.frozen,
-            placement='merged' if merged else 'packed', device=device.type, transport=by,
+            comm, self.src, self.dst, (units,), grad='none' if self.frozen else self._options['grad'],
+            kind='merged' if merged else self.kind, device=device.type, transport=by,
             allocator=arenas.allocator(device), **options))
         if far:
             self._ragged[device].workspace = None

@@ -45,8 +45,8 @@ def reach(src: Layout, dst: Layout, options: dict[str, Any], comm: Comm, shape: 
     ranks = max(layout.grid.offset + layout.grid.size for layout in (src, dst))
     nodes = None if options['ranks_per_node'] else comm.node_of_world_ranks(ranks)
     try:
-        plan = Plan(src, dst, shape, rank, dtype=s.DTYPES[dtype], output=options['output'], grad=options['grad'],
-                    no_grad=no_grad, one_level=True, ranks_per_node=options['ranks_per_node'], nodes=nodes)
+        plan = Plan(src, dst, shape, rank, dtype=s.DTYPES[dtype], output=options['output'],
+                    grad='none' if no_grad else options['grad'], one_level=True, ranks_per_node=options['ranks_per_node'], nodes=nodes)
         counts = (src.count(rank, *shape[:3]), dst.count(rank, *shape[:3], full_rows=options['output'] == 'full'))
     except Error:
         return (False, False), False, (0, 0)

@@ -53,8 +53,9 @@ class Core:
         if reachable and owner._options['algo'] == 'exact' and transport != 'nccl' and self._fit(shape):
             transport = 'peer'
         self.bridge, far = owner._by_peers('nccl' if transport == 'auto' else transport, lambda by: core.Bridge(
-            comm, owner.src, owner.dst, shape, dtype=s.DTYPES[self.dtype], device=device.type, no_grad=self.no_grad,
-            transport=by, allocator=arenas.allocator(device), **owner._options))
+            comm, owner.src, owner.dst, shape, dtype=s.DTYPES[self.dtype], device=device.type, transport=by,
+            allocator=arenas.allocator(device),
+            **dict(owner._options, **{'grad': 'none'} if self.no_grad else {})))
         if far:
             self.region = None
 
