@@ -55,15 +55,16 @@ __device__ void look_up(const colo_logprob_args &p, int64_t t, lookup<R> &found)
     const double e = p.smoothing, w_t = weighs ? p.saved[3 * p.tokens + t] : 1,
                  z = 2 * p.config.z_loss * (m + log_sum),
                  p_l = weighs ? w_t * (1 - e + z) + e * p.saved[4 * p.tokens + t] : 1 + z;
+    const double coldness = colo_logprob_saved_coldness(&p, t), factor = p.factor * coldness;
     coefficients<R> k;
-    k.factor = (R)p.factor;
-    k.cap = (R)p.cap;
+    k.factor = (R)factor;
+    k.cap = (R)(p.cap * coldness);
     k.m = (R)m;
     k.log_sum = (R)log_sum;
-    k.a = (R)(p.factor * (-g_p + g_l * p_l + g_h * (log_sum - h) + g_s));
-    k.b = (R)(p.factor * -g_h);
-    k.c = (R)(p.factor * (g_p - w_t * (1 - e) * g_l));
-    k.d = (R)(p.factor * (-e * g_l / (double)(p.own ? p.own : p.config.logits.vocab)));
+    k.a = (R)(factor * (-g_p + g_l * p_l + g_h * (log_sum - h) + g_s));
+    k.b = (R)(factor * -g_h);
+    k.c = (R)(factor * (g_p - w_t * (1 - e) * g_l));
+    k.d = (R)(factor * (-e * g_l / (double)(p.own ? p.own : p.config.logits.vocab)));
     k.target = legal ? target - p.config.logits.vocab_start : -1;
     found.k = k;
     found.kind = target == p.config.ignore_index ? ZERO
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(THREADS)
         const coefficients<R> k = found.k;
         const bool compute = found.kind == COMPUTE; /* else the list is not looked at */
         const E rest = O::store(found.kind == NOT_A_NUMBER ? (R)CUDART_NAN : (R)0);
-        const int64_t token = compute && s.token_of ? s.token_of[t] : t,
+        const int64_t token = compute ? colo_logprob_token_of(&p, t) : t,
                       end = compute ? s.end[token * s.end_stride] : 0;
         const int64_t ahead = (int64_t)((uintptr_t)out / sizeof(E) % PER_STORE);
         int64_t i = compute ? s.begin[token * s.begin_stride] + threadIdx.x : 0, next = 0;

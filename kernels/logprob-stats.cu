@@ -43,8 +43,8 @@ __device__ void start_counts(const colo_logprob_args &p)
 
 /* A vector that is not inside the row, one element per thread. */
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH>
-__device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p, const void *row,
-                     int64_t columns, int64_t from, const typename D::real *weight)
+__device__ void edge(row_sums<typename D::real, KEEP> &a, const scaling<typename D::real> &by,
+                     const void *row, int64_t columns, int64_t from, const typename D::real *weight)
 {
     using R = typename D::real;
     const unsigned thread = thread_of_row<WIDTH>();
@@ -53,8 +53,8 @@ __device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_arg
         return;
     R x = D::load(((const typename D::elem *)row)[j]);
     if (!PLAIN)
-        x = x_of(x, (R)p.factor, (R)p.cap);
-    absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1,
+        x = x_of(x, by.factor, by.cap);
+    absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? by.factor : (R)1,
                          KEEP == WEIGHTED ? weight + j : nullptr);
 }
 
@@ -62,18 +62,18 @@ __device__ void edge(row_sums<typename D::real, KEEP> &a, const colo_logprob_arg
  * while the one before it is added up; that changes no sum. @weight: of the first column, if KEEP is
  * WEIGHTED */
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH, bool AHEAD>
-__device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p,
-                         const void *row, int64_t columns, const typename D::real *weight)
+__device__ void read_row(row_sums<typename D::real, KEEP> &a,
+                         const scaling<typename D::real> &by, const void *row, int64_t columns, const typename D::real *weight)
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
-    const R factor = (R)p.factor, cap = (R)p.cap;
+    const R factor = by.factor, cap = by.cap;
     const int64_t first = WIDTH < THREADS ? 0 : first_vector<D>(row), end = (columns - first) / N;
     const int64_t stride = WIDTH;
     /* in ascending order of columns, for of equal maxima the first is kept */
     int64_t k = thread_of_row<WIDTH>();
     if (first < 0) {
-        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first, weight);
+        edge<D, KEEP, PLAIN, WIDTH>(a, by, row, columns, first, weight);
         k++;
     }
     if constexpr (PLAIN) {
@@ -116,7 +116,7 @@ __device__ void read_row(row_sums<typename D::real, KEEP> &a, const colo_logprob
         }
     }
     if (end > 0 || first == 0)
-        edge<D, KEEP, PLAIN, WIDTH>(a, p, row, columns, first + end * N, weight);
+        edge<D, KEEP, PLAIN, WIDTH>(a, by, row, columns, first + end * N, weight);
 }
 
 /* Blocks of threads on a multiprocessor, which share its registers. */
@@ -160,14 +160,16 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
                                       (t - p.row_lo) * p.row_stride +
                                       (here.start - p.config.logits.vocab_start);
         const int64_t target = p.targets[t * p.target_stride];
+        const scaling<typename D::real> by =
+            scaling_of<typename D::real>(p, t, target != p.config.ignore_index);
         row_sums<typename D::real, KEEP> a;
         begin(a);
         if (target != p.config.ignore_index)
             read_row<D, KEEP, PLAIN, WIDTH, AHEAD>(
-                a, p, row, here.columns,
+                a, by, row, here.columns,
                 KEEP == WEIGHTED ? (const typename D::real *)p.class_weight + (here.start - p.class_start)
                                  : nullptr);
-        write_row<D, KEEP, PLAIN, WIDTH>(a, p, here, t, target, row, shared);
+        write_row<D, KEEP, PLAIN, WIDTH>(a, p, by, here, t, target, row, shared);
     }
 }
 
@@ -215,8 +217,8 @@ template <typename D> cudaError_t stats_of(const colo_logprob_args &p, cudaStrea
 {
     /* rounded, neighbouring f32 logits can tie, and the argmax takes the first of those */
     int exponent;
-    const bool exact =
-        sizeof(typename D::elem) < 4 || std::frexp((float)p.factor, &exponent) == 0.5;
+    const bool exact = sizeof(typename D::elem) < 4 ||
+                       (!p.temperature && std::frexp((float)p.factor, &exponent) == 0.5);
     if (p.block.w >= 0) /* seldom asked for: one kernel for all */
         return stats<D, WEIGHTED, false>(p, stream);
     if (p.block.q >= 0)
@@ -232,19 +234,20 @@ template <typename D> cudaError_t stats_of(const colo_logprob_args &p, cudaStrea
 
 /* The listed columns of a row, one a thread, and the target. A list that is none makes it NaN. */
 template <typename D>
-__device__ void read_list(row_sums<typename D::real, SQUARES> &a, const colo_logprob_args &p, int64_t t,
-                          int64_t target, const typename D::elem *row)
+__device__ void read_list(row_sums<typename D::real, SQUARES> &a, const colo_logprob_args &p,
+                          const scaling<typename D::real> &by, int64_t t, int64_t target,
+                          const typename D::elem *row)
 {
     using R = typename D::real;
     const colo_support_lists &s = p.support;
-    const int64_t token = s.token_of ? s.token_of[t] : t, start = p.config.logits.vocab_start,
+    const int64_t token = colo_logprob_token_of(&p, t), start = p.config.logits.vocab_start,
                   begin = s.begin[token * s.begin_stride], end = s.end[token * s.end_stride];
     bool bad = begin < 0 || begin > end || end > s.count, found = false;
     const auto take_one = [&](int64_t id) {
         const int64_t j = id - start;
         if (j < 0 || j >= p.true_columns)
             return;
-        const R x = x_of(D::load(row[j]), (R)p.factor, (R)p.cap);
+        const R x = x_of(D::load(row[j]), by.factor, by.cap);
         absorb_x<R, SQUARES, 1>(a, &x, j, (R)1);
         a.arg = x == a.top && j < a.arg ? j : a.arg; /* the target may be left of what was taken */
     };
@@ -276,11 +279,13 @@ __global__ void __launch_bounds__(THREADS)
         const typename D::elem *row =
             (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
         const int64_t target = p.targets[t * p.target_stride];
+        const scaling<typename D::real> by =
+            scaling_of<typename D::real>(p, t, target != p.config.ignore_index);
         row_sums<typename D::real, SQUARES> a;
         begin(a);
         if (target != p.config.ignore_index)
-            read_list<D>(a, p, t, target, row);
-        write_row<D, SQUARES, false>(a, p, rank_span(p), t, target, row, shared);
+            read_list<D>(a, p, by, t, target, row);
+        write_row<D, SQUARES, false>(a, p, by, rank_span(p), t, target, row, shared);
     }
 }
 

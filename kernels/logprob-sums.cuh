@@ -208,12 +208,12 @@ __device__ span rank_span(const colo_logprob_args &p)
     return {p.config.logits.vocab_start, p.true_columns, p.rank};
 }
 
-/* Combines the threads' parts of row @t and writes them into the block of @here. @row: its first
- * element, not read where @target is the one to ignore. All WIDTH threads. */
+/* Combines the threads' parts of row @t, whose x is made by @by, and writes them into the block of
+ * @here. @row: its first element, not read where @target is the one to ignore. All WIDTH threads. */
 template <typename D, statistics KEEP, bool PLAIN, int WIDTH = THREADS>
 __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p,
-                          const span &here, int64_t t, int64_t target, const void *row,
-                          shared_sums &shared)
+                          const scaling<typename D::real> &by, const span &here, int64_t t,
+                          int64_t target, const void *row, shared_sums &shared)
 {
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::real) == 8;
@@ -221,7 +221,7 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
     unsigned char *block = p.blocks + here.block * p.block.bytes;
     const int64_t k = t - p.block_lo;
     const bool counts = target != p.config.ignore_index;
-    const R factor = PLAIN ? (R)p.factor : (R)1;
+    const R factor = PLAIN ? by.factor : (R)1;
     const double top =
         all_threads<WIDTH>((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
     const R largest = (R)top, m = factor * largest; /* as raise() makes it: the bases are this or below */
@@ -265,7 +265,7 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
             x = (double)factor * (double)largest; /* logprob-merge.h says why */
         } else if (counts && any && j >= 0 && j < here.columns) {
             R z = D::load(((const typename D::elem *)row)[j]);
-            x = PLAIN ? (double)factor * (double)z : (double)x_of(z, (R)p.factor, (R)p.cap);
+            x = PLAIN ? (double)factor * (double)z : (double)x_of(z, by.factor, by.cap);
         }
         double xt = isinf((R)x) ? -CUDART_INF : x - (double)m;
         if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */

@@ -14,6 +14,7 @@
 
 #include "dtype.cuh"
 #include "kernels.h"
+#include "loss/logprob-merge.h"
 #include "loss/stat.h"
 
 #include <math_constants.h>
@@ -43,6 +44,22 @@ __device__ float product(float a, float b)
 __device__ double product(double a, double b)
 {
     return __dmul_rn(a, b);
+}
+
+/* What makes x of a row's z. */
+template <typename R> struct scaling {
+    R factor, cap;
+};
+template <typename R> __device__ scaling<R> scaling_by(const colo_logprob_args &p, double coldness)
+{
+    return {(R)(p.factor * coldness), (R)(p.cap * coldness)};
+}
+/* Of row @t in forward; @counts: else there may be no temperature */
+template <typename R>
+__device__ scaling<R> scaling_of(const colo_logprob_args &p, int64_t t, bool counts)
+{
+    return counts && p.temperature ? scaling_by<R>(p, colo_logprob_coldness(&p, t))
+                         : scaling<R>{(R)p.factor, (R)p.cap};
 }
 
 /* x of z where x is not just factor z: softcap, a factor that is not positive, f64. */

@@ -109,6 +109,15 @@ __device__ double upstream_of(const colo_linear_rows &p, const colo_linear_upstr
     return v;
 }
 
+__device__ double coldness_of(const colo_linear_rows &p, const colo_linear_upstream_rows &u,
+                              int64_t row)
+{
+    const int64_t token = p.token_of[row];
+    return u.row_coldness                ? u.row_coldness[row]
+           : u.temperature && token >= 0 ? 1 / (double)u.temperature[token]
+                                         : 1;
+}
+
 __global__ void __launch_bounds__(THREADS)
     upstream_kernel(const __grid_constant__ colo_linear_rows p,
                     const __grid_constant__ colo_linear_upstream_rows u)
@@ -131,7 +140,7 @@ __global__ void __launch_bounds__(PACK_THREADS)
     for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
         for (int k = 0; k < COLO_LINEAR_UPS; k++)
             if (u.to[k]) {
-                const double v = fabs(upstream_of(p, u, k, row));
+                const double v = fabs(upstream_of(p, u, k, row) * coldness_of(p, u, row));
                 most = v > most && isfinite(v) ? v : most;
             }
     most = reduce(storage).Reduce(most, [](double a, double b) { return a > b ? a : b; });

@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
         }
         __syncthreads();
         read_row<D, PLAIN>(a, h, s, row, first, vectors, k);
-        write_row<D, SUM, PLAIN>(a, s, rank_span(s), t, target, row, shared);
+        write_row<D, SUM, PLAIN>(a, s, scaling_of<R>(s, t, false), rank_span(s), t, target, row, shared);
         open_vectors<D>(h, s, row, first);
         select(h, k, (unsigned)columns);
         const int n = h.count;

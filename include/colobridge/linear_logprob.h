@@ -125,9 +125,10 @@ typedef struct colo_linear_logprob_batch_t {
                                       chunk are made, whatever it is */
     const colo_tensor_t *class_weight; /* as colo_logprob_batch_t */
     const colo_lora_t *lora;           /* NULL iff config.lora is 0 */
+    const colo_tensor_t *temperature;  /* [T], as colo_logprob_batch_t */
 } colo_linear_logprob_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LINEAR_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_linear_logprob_batch_t)
 #endif

@@ -64,11 +64,12 @@ typedef struct colo_logprob_config_t {
      * others never have. mean_logits: not with a support, local_smoothing, or both class weights and
      * smoothing. */
     bool want_argmax, want_lse, want_sum_p2, want_mean_logits;
+    bool has_temperature; /* the batch brings temperature, on all ranks */
     int64_t reserved[7]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, false, false, false, false, {}
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, false, false, false, false, false, {}
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -140,7 +141,7 @@ typedef struct colo_logprob_saved_t {
     colo_tensor_t class_weight; /* borrowed view; ndim 0: none */
     uint64_t logits_version, targets_version, class_weight_version;
     void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h,
-                   * and two sums of class weights, if there are any */
+                   * two sums of class weights and 1 / temperature, if there are any */
     bool valid;
     colo_logprob_config_t config;
 } colo_logprob_saved_t;
@@ -183,9 +184,14 @@ typedef struct colo_logprob_batch_t {
      * config.has_class_weight. Any numbers: a negative one is taken as it is, a NaN makes the losses
      * NaN that it enters. A class of weight 0 adds nothing to a loss, also where its x is -inf. */
     const colo_tensor_t *class_weight;
+    /* f32 [T], contiguous, finite and > 0, the same on all ranks: the x of token t is divided by
+     * temperature[t], in addition to config.logits.temperature; not read after forward, nor of an
+     * ignored token. Given iff config.has_temperature. Another number is COLO_ERR_ARG in host
+     * memory; on a GPU it makes the row NaN. */
+    const colo_tensor_t *temperature;
 } colo_logprob_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_BATCH_INIT sizeof(colo_logprob_batch_t), nullptr, nullptr, nullptr, nullptr
+#define COLO_LOGPROB_BATCH_INIT sizeof(colo_logprob_batch_t), nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_logprob_batch_t)
 #endif

@@ -187,7 +187,7 @@ class LogprobConfig(c.Structure):
                 ('has_class_weight', BOOL), ('lenient_targets', BOOL), ('ignore_index', i64), ('want_entropy', BOOL),
                 ('want_loss', BOOL), ('want_correct', BOOL), ('chunk_size', i64), ('segment', i64), ('order', i64),
                 ('want_argmax', BOOL), ('want_lse', BOOL), ('want_sum_p2', BOOL), ('want_mean_logits', BOOL),
-                ('reserved', i64 * 7)]
+                ('has_temperature', BOOL), ('reserved', i64 * 7)]
 
 
 class LinearLogprobConfig(c.Structure):
@@ -207,7 +207,8 @@ class Lora(c.Structure):
 
 class LinearLogprobBatch(c.Structure):
     _fields_ = [('struct_size', size_t), ('hidden', _p(Tensor)), ('targets', _p(Tensor)), ('max_valid', i64),
-                ('support', _p(Support)), ('class_weight', _p(Tensor)), ('lora', _p(Lora))]
+                ('support', _p(Support)), ('class_weight', _p(Tensor)), ('lora', _p(Lora)),
+                ('temperature', _p(Tensor))]
 
 
 class LogprobOut(c.Structure):
@@ -234,7 +235,7 @@ class LogprobUpstream(c.Structure):
 
 class LogprobBatch(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('targets', _p(Tensor)), ('support', _p(Support)),
-                ('class_weight', _p(Tensor))]
+                ('class_weight', _p(Tensor)), ('temperature', _p(Tensor))]
 
 
 class LossMeanUpstream(c.Structure):

@@ -57,6 +57,19 @@ MUTANTS = {
         'torch/ranks.py', 'not isinstance(group, dist.ProcessGroup)', 'False', 'test_torch_logprob.py', 'bad_arguments'),
     'a rank that knows no layout tells no rank': (
         'torch/engine.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
+    'temperatures of a graph get no gradient in silence': (
+        'torch/compiled.py', "'class_weight', 'temperature', 'input'", "'class_weight', 'input'", 'test_torch_compiled.py',
+        'flags and temperatures'),
+    'temperatures of tokens with a gradient are taken': (
+        'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():\n        raise ArgumentError("%s: temperature', 'if False:\n        raise ArgumentError("%s: temperature', 'test_torch_temperature.py', 'refused'),
+    'temperatures lie as those of contiguous logits': (
+        'torch/support.py', 'plan.rows.spread(heat.given.detach().to(torch.float32), 1.0)', 'heat.given.detach().to(torch.float32).contiguous()',
+        'test_torch_temperature.py', 'any_strides'),
+    'ranks do not compare temperatures': (
+        'torch/alike.py', "return {'targets': target.long()} if heat is None else {", "return {'targets': target.long()} if True else {",
+        'test_torch_temperature.py', 'are_told'),
+    'temperatures of ignored tokens are compared': (
+        'torch/alike.py', '.masked_fill(target == ignore_index, 1.0)', '', 'test_torch_temperature.py', 'are_told'),
     'outputs that have no gradient get one in a graph': (
         'torch/logprob.py', 'if name not in DIFFERENTIABLE)\n\n\ndef names_of', 'if False)\n\n\ndef names_of', 'test_torch_compiled.py',
         'flags and logprob and outputs'),
@@ -95,7 +108,7 @@ MUTANTS = {
         'torch/linear_plan.py', 'out = [t.reshape(-1) * weights for t in out]', 'out = [out[0].reshape(-1) * weights, out[1]]',
         'test_torch_cross_entropy.py', 'mask_and_a_z_loss'),
     'class weights with a gradient are taken': (
-        'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():', 'if False:',
+        'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():\n        raise ArgumentError("%s requires', 'if False:\n        raise ArgumentError("%s requires',
         'test_torch_cross_entropy.py', 'only_pytorch_takes'),
     'a copy of a loss has the options of the first': (
         'torch/modules.py', 'return _Options(self)', 'return self', 'test_torch_cross_entropy.py', 'modules_with_groups'),

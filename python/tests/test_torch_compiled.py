@@ -299,6 +299,7 @@ def linear_losses():
     made = {'linear_logprob': lambda h, w, b, t, m: ct.linear_logprob(h, ct.Head(w, b), t),
             'linear_logprob of all': lambda h, w, b, t, m: ct.linear_logprob(h, w, target=t, entropy=True, loss=True),
             'linear_logprob and outputs': lambda h, w, b, t, m: ct.linear_logprob(h, ct.Head(w, b), t, outputs=('lse', 'argmax')),
+            'linear_nll of temperatures': lambda h, w, b, t, m: ct.linear_nll(h, ct.Head(w, b), t, temperature=m + 0.5),
             'linear_nll of an upstream': lambda h, w, b, t, m: ct.linear_nll(h, ct.Head(w, b), t, reduction='sum', upstream=1.0)}
     for mode, reduction in itertools.product(('loss', 'logprob', 'keep'), ('mean', 'sum', 'none')):
         made['linear_nll %s %s' % (mode, reduction)] = (
@@ -312,6 +313,8 @@ LOSSES = {
     'logprob': lambda z, t, m: ct.logprob(z, t),
     'logprob of all': lambda z, t, m: ct.logprob(z, t, entropy=True, loss=True, z_loss=0.1),
     'logprob and outputs': lambda z, t, m: ct.logprob(z, t, entropy=True, outputs=('correct', 'lse', 'sum_p2', 'argmax')),
+    'logprob of temperatures': lambda z, t, m: ct.logprob(z, t, temperature=m + 0.5),
+    'nll of temperatures': lambda z, t, m: ct.nll(z, t, temperature=m + 0.5),
     'logprob and no outputs': lambda z, t, m: ct.logprob(z, t, outputs=()),
     'logprob of an option that is not its': lambda z, t, m: ct.logprob(z, t, z_loss=0.1),
     'entropy': lambda z, t, m: ct.entropy(z),

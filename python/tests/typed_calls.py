@@ -38,6 +38,10 @@ def losses(z: Tensor, t: Tensor, ids: Tensor, group: dist.ProcessGroup, mesh: De
     assert_type(ct.logprob(z, t, loss=True, softcap=30.0, temperature=0.7), Two)
     assert_type(ct.logprob(z, t, entropy=True, loss=True, ignore_index=0, inplace_backward=True), Three)
     assert_type(ct.logprob(z, t, entropy=on), Tensor | tuple[Tensor, ...])
+    assert_type(ct.logprob(z, t, temperature=z[0]), Tensor)
+    assert_type(ct.nll(z, t, temperature=z[0]), ct.Loss)
+    assert_type(ct.linear_nll(z, z, t, temperature=z[0]), ct.Loss)
+    ct.topk_logprob(z, 4, temperature=z[0])  # refused
     assert_type(ct.logprob(z, t, outputs=('argmax', 'lse')), tuple[Tensor, ...])
     assert_type(ct.logprob(z, t, entropy=True, outputs=['correct']), tuple[Tensor, ...])
     ct.logprob(z, t, outputs=('argmin',))  # refused

@@ -87,6 +87,7 @@ static const struct pointer of_logprob_stats[] = {
     {AT(logprob_args, support.begin), I64, LISTS, "support: begin"},
     {AT(logprob_args, support.end), I64, LISTS, "support: end"},
     {AT(logprob_args, class_weight), AT(logprob_args, stat_dtype), COLUMNS, "class_weight"},
+    {AT(logprob_args, temperature), F32, TOKENS, "temperature"},
     {AT(logprob_args, blocks), BYTES, ALWAYS, "workspace"},
     /* merge's, too: a wrong output must be known before anything is written */
     {AT(logprob_args, out.logp), AT(logprob_args, stat_dtype), ALWAYS, "out.logp"},

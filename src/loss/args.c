@@ -91,7 +91,8 @@ uint64_t colo_logprob_hash_config(const colo_logprob_config_t *config, colo_dtyp
                                    config->want_correct << 2 | config->lenient_targets << 3 |
                                    config->local_smoothing << 4 | config->has_class_weight << 5 |
                                    config->want_argmax << 6 | config->want_lse << 7 |
-                                   config->want_sum_p2 << 8 | config->want_mean_logits << 9);
+                                   config->want_sum_p2 << 8 | config->want_mean_logits << 9 |
+                                   config->has_temperature << 10);
 }
 
 /* A support in host memory is hashed in order, without the tokens that are ignored. */
@@ -101,11 +102,24 @@ static uint64_t hash_support(const struct colo_logprob_args *args, uint64_t hash
     for (int64_t row = 0; row < args->tokens && lists->begin; row++) {
         if (args->targets[row * args->target_stride] == args->config.ignore_index)
             continue;
-        const int64_t token = lists->token_of ? lists->token_of[row] : row,
+        const int64_t token = colo_logprob_token_of(args, row),
                       end = lists->end[token * lists->end_stride];
         for (int64_t i = lists->begin[token * lists->begin_stride]; i < end; i++)
             hash = (hash ^ (hash >> 29) ^ (uint64_t)lists->ids[i]) * UINT64_C(0x9e3779b97f4a7c15);
         hash = (hash ^ (hash >> 29) ^ (uint64_t)row) * UINT64_C(0x9e3779b97f4a7c15);
+    }
+    return hash;
+}
+
+/* So are the temperatures of tokens. */
+static uint64_t hash_temperature(const struct colo_logprob_args *args, uint64_t hash)
+{
+    for (int64_t row = 0; row < args->tokens && args->temperature; row++) {
+        uint32_t bits;
+        if (args->targets[row * args->target_stride] == args->config.ignore_index)
+            continue;
+        memcpy(&bits, &args->temperature[colo_logprob_token_of(args, row)], sizeof bits);
+        hash = (hash ^ (hash >> 29) ^ bits) * UINT64_C(0x9e3779b97f4a7c15);
     }
     return hash;
 }
@@ -117,7 +131,7 @@ uint64_t colo_logprob_hash_targets(const struct colo_logprob_args *args)
     for (int64_t token = 0; token < args->tokens; token++)
         hash = (hash ^ (hash >> 29) ^ (uint64_t)args->targets[token * args->target_stride]) *
                UINT64_C(0x9e3779b97f4a7c15);
-    return hash_support(args, hash);
+    return hash_temperature(args, hash_support(args, hash));
 }
 
 struct colo_logprob_args colo_logprob_make_args(const colo_logprob_config_t *config,

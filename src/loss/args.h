@@ -103,8 +103,8 @@ struct colo_logprob_args {
     colo_dtype_t dtype;      /* of logits */
     colo_dtype_t d_dtype;    /* of d_logits: dtype, or a narrower one in a buffer of its own */
     colo_dtype_t stat_dtype; /* of the block, the outputs and the upstream gradients: f32 or f64 */
-    double factor;           /* scale / temperature: x = factor z, or cap tanh(factor z / cap) */
-    double cap;              /* softcap / temperature; 0: off */
+    double factor;           /* scale / temperature: x = factor z, or cap tanh(factor z / cap); */
+    double cap;              /* softcap / temperature; 0: off. Each token's own divides both */
     double smoothing;        /* e, or Megatron's e'; 0 when no loss is wanted */
     int64_t own;             /* this rank's columns with local_smoothing, else 0 */
     int64_t lo, hi;          /* tokens of this call, [lo, hi) of [0, T); may be empty */
@@ -119,6 +119,7 @@ struct colo_logprob_args {
     int64_t columns;      /* Vl, padding too */
     int64_t true_columns; /* those < V; the first ones */
     struct colo_support_lists support;
+    const float *temperature; /* [T], of tokens; NULL: 1. Of forward; grad has it from saved */
     const void *class_weight; /* of this rank's columns, in stat_dtype; with has_class_weight */
     int64_t class_start;      /* the first one's column of the vocabulary */
 
@@ -136,9 +137,9 @@ struct colo_logprob_args {
     struct colo_logprob_out out;
 
     /* merge writes, grad reads: f64 [3, T]: M, log Sum, h; with class weights [5, T]: w of the
-     * target, 0 if it is no token, and sum w / V. NULL when there is no backward. M is NaN for a
-     * row that is NaN (a NaN, +inf, or nothing but -inf); the row of an ignored token holds zeros;
-     * h is 0 without want_entropy. */
+     * target, 0 if it is no token, and sum w / V; with has_temperature one more at the end. NULL
+     * when there is no backward. M is NaN for a row that is NaN (a NaN, +inf, or nothing but -inf);
+     * the row of an ignored token holds zeros; h is 0 without want_entropy. */
     double *saved;
 
     /* grad */
@@ -152,10 +153,20 @@ static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
     return logits == COLO_F64 ? COLO_F64 : COLO_F32;
 }
 
+/* Row @t of a block is this token. */
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int64_t
+    colo_logprob_token_of(const struct colo_logprob_args *args, int64_t t)
+{
+    return args->support.token_of ? args->support.token_of[t] : t;
+}
+
 /* f64 numbers of a token that args.saved has */
 static inline int64_t colo_logprob_saved_numbers(const colo_logprob_config_t *config)
 {
-    return config->has_class_weight ? 5 : 3;
+    return (config->has_class_weight ? 5 : 3) + config->has_temperature;
 }
 
 /* An array of a block. */

@@ -14,6 +14,23 @@
 #include "loss/args.h"
 #include "loss/stat.h"
 
+/* 1 / temperature of token @t, which multiplies its x, in addition to what divides those of all;
+ * NaN if it is none */
+COLO_EITHER double colo_logprob_coldness(const struct colo_logprob_args *args, int64_t t)
+{
+    const double v =
+        args->temperature ? (double)args->temperature[colo_logprob_token_of(args, t)] : 1;
+    return v > 0 && v < COLO_STAT_INF ? 1 / v : COLO_STAT_NAN;
+}
+
+/* The same in backward, which reads what the merge has saved: the last of a token's numbers */
+COLO_EITHER double colo_logprob_saved_coldness(const struct colo_logprob_args *args, int64_t t)
+{
+    return args->config.has_temperature
+               ? args->saved[(args->config.has_class_weight ? 5 : 3) * args->tokens + t]
+               : 1;
+}
+
 /* A row over the whole vocabulary; m is M, or NaN when the row is. */
 struct colo_logprob_merged {
     /* sums over V, or own, divided by it: of w (x - M), of w; xt is x_t - M */
@@ -155,6 +172,9 @@ COLO_EITHER void colo_logprob_merge_token(const struct colo_logprob_args *args, 
             args->saved[3 * args->tokens + token] = weight;
             args->saved[4 * args->tokens + token] = g.w;
         }
+        if (args->config.has_temperature)
+            args->saved[(args->config.has_class_weight ? 5 : 3) * args->tokens + token] =
+                counts ? colo_logprob_coldness(args, token) : 1;
     }
 }
 

@@ -31,6 +31,7 @@ static colo_status_t check(const struct colo_loss_call *call)
                                     colo_logprob_stat_dtype(logits->dtype), logits));
     COLO_TRY(colo_loss_check_call_memory(call));
     COLO_TRY(colo_loss_check_class_weight(batch->class_weight, config, logits->shape[1], logits));
+    COLO_TRY(colo_loss_check_temperature(batch->temperature, config, targets, logits));
     return colo_loss_check_support(batch->support, config, targets, logits);
 }
 
@@ -115,6 +116,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
         .config = call.config.logprob};
     args.support = colo_loss_support(&all.support);
     args.class_weight = all.class_weight.data;
+    args.temperature = colo_loss_address(in->temperature);
     args.out = colo_logprob_addresses(&call.out.logprob);
     args.saved = saved_memory;
     COLO_TRY(colo_loss_run(&call, &args));

@@ -219,6 +219,25 @@ colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
     return colo_loss_check_memory(weight, like, "class_weight");
 }
 
+colo_status_t colo_loss_check_temperature(const colo_tensor_t *temperature,
+                                          const colo_logprob_config_t *config,
+                                          const colo_tensor_t *targets, const colo_tensor_t *like)
+{
+    COLO_FAIL_IF(!temperature != !config->has_temperature, COLO_ERR_ARG,
+                 "temperature: the batch has %s, config.has_temperature is %s",
+                 temperature ? "one" : "none", config->has_temperature ? "true" : "false");
+    COLO_TRY(
+        colo_loss_check_array(temperature, "temperature", COLO_F32, targets->shape[0], 0, like));
+    for (int64_t t = 0; temperature && like->mem == COLO_MEM_HOST && t < targets->shape[0]; t++) {
+        const double v = (double)((const float *)temperature->data)[t];
+        COLO_FAIL_IF(
+            ((const int64_t *)targets->data)[t * targets->stride[0]] != config->ignore_index &&
+                !(v > 0 && v < INFINITY),
+            COLO_ERR_ARG, "temperature: token %" PRId64 " has %g, expected finite and > 0", t, v);
+    }
+    return COLO_OK;
+}
+
 /* [@rows, @columns] of @dtype */
 static colo_status_t check_table(const colo_tensor_t *table, const char *what, colo_dtype_t dtype,
                                  int64_t rows, int64_t columns)
@@ -425,7 +444,8 @@ void colo_logprob_describe(const struct colo_logprob_args *args, colo_fields_t *
                   {"want_argmax", config->want_argmax},
                   {"want_lse", config->want_lse},
                   {"want_sum_p2", config->want_sum_p2},
-                  {"want_mean_logits", config->want_mean_logits}};
+                  {"want_mean_logits", config->want_mean_logits},
+                  {"has_temperature", config->has_temperature}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         colo_fields_add(fields, numbers[i].name, "%.9g", numbers[i].value);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
@@ -481,8 +501,9 @@ colo_status_t colo_logprob_check_headers(const struct colo_logprob_args *args, b
                      header->sums & COLO_SUMS_LORA ? "adds up" : "adds up no",
                      first->sums & COLO_SUMS_LORA ? "does" : "does not");
         COLO_FAIL_IF(header->targets != first->targets, COLO_ERR_MISMATCH,
-                     "logprob: rank %d has other targets than rank 0",
-                     (int)(rank / args->segments));
+                     "logprob: rank %d has other targets%s than rank 0",
+                     (int)(rank / args->segments),
+                     args->temperature ? " or temperatures of tokens" : "");
     }
     return check_tiling(args);
 }

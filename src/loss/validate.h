@@ -36,6 +36,11 @@ colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what
 colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
                                            const colo_logprob_config_t *config, int64_t columns,
                                            const colo_tensor_t *like);
+/* Is @temperature there iff @config has it, for each of the @targets? In host memory its values are
+ * looked at. @like: as above */
+colo_status_t colo_loss_check_temperature(const colo_tensor_t *temperature,
+                                          const colo_logprob_config_t *config,
+                                          const colo_tensor_t *targets, const colo_tensor_t *like);
 /* Is @array, if it is given, [@rows] of @dtype, or [@rows, @columns] if @columns > 0, contiguous
  * and in the memory of @like? Every array that a loss writes, and every upstream gradient */
 colo_status_t colo_loss_check_array(const colo_tensor_t *array, const char *what,
@@ -110,8 +115,8 @@ struct colo_loss_comparison colo_loss_make_comparison(const char *name,
 colo_status_t colo_loss_gather(colo_comm_t *group, const struct colo_logprob_args *args,
                                const struct colo_loss_comparison *comparison, colo_mem_t mem,
                                colo_stream_t stream);
-/* Does each rank compare this call, so that a mismatch is on all of them? On a device ranks have the
- * same keys of calls that they compared. With none of them all compare; with some, those whose
+/* Does each rank compare this call, so that a mismatch is on all of them? On a device ranks have
+ * the same keys of calls that they compared. With none of them all compare; with some, those whose
  * vocabulary is new, and where vocabularies part these are not all. */
 bool colo_loss_all_compare(const colo_comm_t *group, colo_mem_t mem);
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank.

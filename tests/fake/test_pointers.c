@@ -33,17 +33,17 @@ static void expect(int64_t before, int64_t want)
     assert_int_equal(fake_calls(0) - before, want);
 }
 
-/* Fourteen pointers: logits, targets, workspace, stats, and ten outputs. Backward: logits, their
- * gradient, targets, stats, and four gradients of outputs. */
+/* Fifteen pointers: logits, targets, temperature, workspace, stats, and ten outputs. Backward:
+ * logits, their gradient, targets, stats, and four gradients of outputs. */
 T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
 {
     enum { BYTES = 1024 };
     const colo_logprob_config_t cfg = {
-        COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,    .want_entropy = true,
-        .want_loss = true,        .want_correct = true, .want_argmax = true,
-        .want_lse = true,         .want_sum_p2 = true,  .want_mean_logits = true};
+        COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,      .want_entropy = true, .want_loss = true,
+        .want_correct = true,     .want_argmax = true,    .want_lse = true,     .want_sum_p2 = true,
+        .want_mean_logits = true, .has_temperature = true};
     colo_logprob_saved_t saved = {COLO_LOGPROB_SAVED_INIT};
-    enum { POINTERS = 18 };
+    enum { POINTERS = 19 };
     void *p[POINTERS];
     for (int i = 0; i < POINTERS; i++) {
         p[i] = on_device(NULL, BYTES);
@@ -67,11 +67,13 @@ T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
                                        .d_lse = T_GIVEN(tensor(p[17], COLO_F32, T, 0))};
     const colo_tensor_t z = tensor(p[9], COLO_F32, T, V), d_z = tensor(p[10], COLO_F32, T, V),
                         targets = tensor(on_device(p[9], BYTES), COLO_I64, T, 0);
-    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &targets};
+    const colo_tensor_t temperature = tensor(p[18], COLO_F32, T, 0);
+    const colo_logprob_batch_t batch = {COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &targets,
+                                        .temperature = &temperature};
     colo_comm_t *self = t_self();
     int64_t before = fake_calls(0);
     assert_ok(colo_logprob_forward(&cfg, &batch, self, &out, &saved, p[11], p[12], NULL));
-    expect(before, 1 + 14 + 2); /* of the device, pointers, launches */
+    expect(before, 1 + 15 + 2); /* of the device, pointers, launches */
     before = fake_calls(0);
     assert_ok(colo_logprob_backward(&saved, &d, &d_z, NULL));
     expect(before, 1 + 8 + 1);

@@ -56,6 +56,7 @@ static void logprob(fuzz_t *f)
     MEND_BOOL(c.want_lse);
     MEND_BOOL(c.want_sum_p2);
     MEND_BOOL(c.want_mean_logits);
+    MEND_BOOL(c.has_temperature);
     if (fuzz_range(f, 0, 1))
         c.logits = (colo_logits_options_t){16, 0, 1.0, 1.0, 0.0};
     const int64_t tokens = fuzz_i64(f);

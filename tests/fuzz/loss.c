@@ -39,6 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     o->want_correct = (bits & 8) && o->logits.softcap == 0; /* a cap makes ties that fp64 lacks */
     o->lenient_targets = bits & 16;
     o->want_lse = bits & 2;
+    o->has_temperature = bits & 128;
     o->want_sum_p2 = o->want_mean_logits = bits & 128;
     o->want_argmax = o->want_sum_p2 && o->logits.softcap == 0;
     c.in_place = bits & 32;

@@ -80,11 +80,11 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
 
 void gpu_case_compare(const loss_case_t *c, const char *label)
 {
-    const ref_logprob_opts_t o = loss_case_opts(c);
     bool asked[LOSS_OUTS];
     loss_wanted(&c->config, asked);
     int64_t valid = 0, invalid = 0;
     for (int64_t t = 0; t < c->tokens; t++) {
+        const ref_logprob_opts_t o = loss_case_opts(c, t);
         const int64_t target = c->targets[t];
         const bool legal = target >= 0 && target < c->vocab,
                    ignored = target == c->config.ignore_index;

@@ -39,6 +39,7 @@ static void draw_options(loss_case_t *c, int i)
     for (int u = 0; u < LOSS_UPS; u++)
         c->no_up[u] = t_below(&rng, 5) == 0;
     k->want_argmax = k->logits.softcap == 0 && t_below(&rng, 2); /* a cap makes ties */
+    k->has_temperature = t_below(&rng, 3) == 0;
     k->lenient_targets = t_below(&rng, 3) == 0;
     c->in_place = t_below(&rng, 3) == 0;
     c->row_gap = t_below(&rng, 2) ? 0 : t_below(&rng, 9);

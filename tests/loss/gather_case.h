@@ -21,7 +21,7 @@ typedef struct gather_rank {
     colo_comm_t *group;
     colo_dtype_t stat; /* of outputs and upstream gradients */
     void *host;        /* a shard, or T lines of GATHER_VOCAB numbers */
-    void *all[20];     /* what gather_put() made */
+    void *all[32];     /* what gather_put() made */
     int count;
 } gather_rank_t;
 

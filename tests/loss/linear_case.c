@@ -42,7 +42,7 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
     c->config.mode = COLO_LINEAR_LOGPROB_LOGPROB;
     c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    c->bytes = (size_t)(2 * vh + 3 * v + narrow + replicas * (th + (1 + LOSS_UPS) * t) +
+    c->bytes = (size_t)(2 * vh + 3 * v + narrow + t + replicas * (th + (1 + LOSS_UPS) * t) +
                         world * (th + (3 + LOSS_OUTS) * t + narrow)) *
                sizeof(double);
     double *next = c->memory = calloc(c->bytes, 1);
@@ -53,6 +53,8 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
     c->lora_scale = 0.7;
     c->class_weight = take(&next, vocab);
     loss_draw_weights(c->class_weight, vocab);
+    c->temperature = take(&next, tokens);
+    loss_draw_temperature(c->temperature, tokens);
     for (int d = 0; d < replicas; d++) {
         c->h[d] = draw(&next, tokens * hidden, dtype, rng);
         c->targets[d] = (int64_t *)take(&next, tokens);
@@ -171,7 +173,7 @@ typedef struct rank {
         out[LOSS_OUTS];
     colo_tensor_t d_up[LOSS_UPS + 1];                 /* views of up and half */
     memory_t targets, correct, argmax, counts, lists; /* begin, end, ids */
-    memory_t class_weight, out_weight, lora_a, lora_b, d_lora_a, d_lora_b;
+    memory_t temperature, class_weight, out_weight, lora_a, lora_b, d_lora_a, d_lora_b;
     int64_t first, rows; /* of the head's columns here */
 } rank_t;
 
@@ -255,6 +257,7 @@ static void make_memory(rank_t *k)
         loss_store(stat, k->class_weight.data, j,
                    c->start[k->r] + j < c->vocab ? c->class_weight[c->start[k->r] + j] : NAN);
     memory_send(&k->class_weight);
+    k->temperature = memory_from(COLO_F32, c->temperature, T);
     k->out_weight = memory_of((size_t)T * colo_dtype_size(stat));
     const int64_t R = LINEAR_RANK, columns = c->columns[k->r];
     k->lora_a = memory_from(c->dtype, c->lora_a, R * H);
@@ -407,13 +410,15 @@ static colo_status_t run_passes(rank_t *k)
                         d_lora_b = view(&k->d_lora_b, sums_of(c), 2, of_b);
     const colo_lora_t lora = {&lora_a, &lora_b, c->lora_scale};
     const bool narrow = c->config.lora && !c->config.frozen_lora;
+    const colo_tensor_t temperature = view(&k->temperature, COLO_F32, 1, &T);
     colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT,
                                          &hidden,
                                          &targets,
                                          max_valid_of(k),
                                          c->support ? &support : NULL,
                                          p->has_class_weight ? &class_weight : NULL,
-                                         c->config.lora ? &lora : NULL};
+                                         c->config.lora ? &lora : NULL,
+                                         p->has_temperature ? &temperature : NULL};
     colo_linear_logprob_grads_t grads = {
         COLO_LINEAR_LOGPROB_GRADS_INIT, frozen_h ? NULL : &d_h,
         frozen_w ? NULL : &d_w,         frozen_w || !c->has_bias ? NULL : &d_b,
@@ -586,7 +591,7 @@ static void rank_free(rank_t *k, const colo_comm_t *world)
                        &k->out[2],       &k->targets,    &k->correct,  &k->counts, &k->lists,
                        &k->class_weight, &k->out_weight, &k->lora_a,   &k->lora_b, &k->d_lora_a,
                        &k->d_lora_b,     &k->argmax,     &k->up[3],    &k->out[3], &k->out[4],
-                       &k->out[5]};
+                       &k->out[5],       &k->temperature};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         memory_free(all[i]);
     colo_linear_logprob_destroy(&k->linear);

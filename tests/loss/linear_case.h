@@ -18,7 +18,7 @@ enum { /* besides WITH_* */
        LINEAR_SHARDED = 1024,
        LINEAR_MEAN = 2048,
        LINEAR_LORA = 8192,
-       LINEAR_OPTIONS = 16,
+       LINEAR_OPTIONS = 17,
        LINEAR_RANK = 3 /* of a LoRA */
 };
 
@@ -46,6 +46,7 @@ typedef struct linear_case {
     double *lora_a, *lora_b; /* [LINEAR_RANK, H], [V, LINEAR_RANK]; of LINEAR_LORA */
     double lora_scale;
     double *class_weight;             /* as in loss_case.h */
+    double *temperature;              /* [T], of all replicas; as in loss_case.h */
     int64_t *targets[LOSS_RANKS];     /* [T] of each replica */
     uint8_t *support;                 /* [T, V] of all replicas: is an id in the list? NULL: all */
     double *up[LOSS_RANKS][LOSS_UPS]; /* [T] of each replica */

@@ -10,13 +10,14 @@
  * From there loss_case.c's terms, plus what e does: with f = |scale / tau|, D = 1 + log V + range,
  *     logp, loss: 2 f e (1 + 2 lambda |lse| + 2 lambda f e),   entropy: 2 f e D,
  *     lse, mean_logits: f e, for which logp's stands,  sum_p2: 4 f e times its value.
- * With class weights 5 u stands for 4 u, and the largest weight multiplies what is the loss's.
- * d_z_v is made of p_v times coefficients, plus a constant at the target. What p_v multiplies sums
- * to at most 2 |g_p| + |g_h| (2 |log p_v + h| + 2 + 2 h) + |g_l| (2 + 2 lambda (1 + 2 |lse|)) over
- * the derivatives by all logits; a softcap adds 2 f / cap of the gradient itself; rounding of the
- * statistics is 4 u of G D as in loss_case.c, times p_v, and 4 u of the constants:
- *     s_tv = f^2 e p_v (the above) + 2 f e / cap |d_z| + 4 u f (p_v G D + |d_z| + [v = t] (|g_p| +
- * |g_l|)) and d_z's rounding to the head's dtype. Then the products: |d_h - ref| <= sum_v (s_tv |w|
+ * With temperatures of tokens, the lowest one stands for all. With class weights 5 u stands for 4
+ * u, and the largest weight multiplies what is the loss's. d_z_v is made of p_v times coefficients,
+ * plus a constant at the target. What p_v multiplies sums to at most 2 |g_p| + |g_h| (2 |log p_v +
+ * h| + 2 + 2 h) + |g_l| (2 + 2 lambda (1 + 2 |lse|)) over the derivatives by all logits; a softcap
+ * adds 2 f / cap of the gradient itself; rounding of the statistics is 4 u of G D as in
+ * loss_case.c, times p_v, and 4 u of the constants: s_tv = f^2 e p_v (the above) + 2 f e / cap
+ * |d_z| + 4 u f (p_v G D + |d_z| + [v = t] (|g_p| + |g_l|)) and d_z's rounding to the head's dtype.
+ * Then the products: |d_h - ref| <= sum_v (s_tv |w|
  * + n(V) |d_z w|) + (rounding of d_h), d_w and d_b alike over tokens and replicas, with one more
  * rounding a chunk and a replica to f32, and to the gradient's dtype at the end. Each rounding to
  * fp16 may add 2^-25: results may be subnormal. d_z are rounded when the largest upstream gradient
@@ -103,7 +104,7 @@ static ref_linear_t ref_of(const linear_case_t *c, int d, const double *w, doubl
         for (int64_t t = 0; t < c->tokens; t++)
             g[k][t] = upstream_at(c, d, k, t, *valid);
     }
-    return (ref_linear_t){.opts = loss_case_opts(&like),
+    return (ref_linear_t){.opts = loss_case_opts(&like, -1),
                           .tokens = c->tokens,
                           .vocab = c->vocab,
                           .hidden = c->hidden,
@@ -112,6 +113,7 @@ static ref_linear_t ref_of(const linear_case_t *c, int d, const double *w, doubl
                           .b = c->has_bias ? c->b : NULL,
                           .targets = c->targets[d],
                           .support = c->support,
+                          .temperature = c->config.logprob.has_temperature ? c->temperature : NULL,
                           .g = {c->factor[0] != 0 ? g[0] : NULL, g[1],
                                 c->config.logprob.want_loss && c->factor[2] != 0 ? g[2] : NULL,
                                 c->config.logprob.want_lse ? g[3] : NULL}};
@@ -148,8 +150,11 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
         s.e += (steps_of(c, H) + steps_of(c, LINEAR_RANK) + roundoff(c->dtype) +
                 roundoff(c->config.logits_dtype)) *
                narrow;
-    s.f = fabs(in->opts.scale / in->opts.temperature);
-    s.cap = in->opts.softcap / in->opts.temperature; /* of x */
+    double coldest = 1;
+    for (int64_t t = 0; t < c->tokens && in->temperature; t++)
+        coldest = in->temperature[t] < coldest ? in->temperature[t] : coldest;
+    s.f = fabs(in->opts.scale / in->opts.temperature) / coldest;
+    s.cap = in->opts.softcap / in->opts.temperature / coldest; /* of x */
     s.lambda = in->opts.z_loss;
     s.terms = in->opts.class_weight ? 5 : 4;
     s.heavy = loss_heaviest(in->opts.class_weight, V);
@@ -238,7 +243,10 @@ static double slack_of(const linear_case_t *c, const ref_linear_t *in,
         u *= (double)c->vocab + 16;
         D += 4 * row->top;
     }
-    const double lp = scaled(in, ref->z[t * c->vocab + v]) - row->lse, p = exp(lp);
+    const double lp = scaled(in, ref->z[t * c->vocab + v]) /
+                          (in->temperature ? in->temperature[t] : 1) -
+                      row->lse,
+                 p = exp(lp);
     double moves = 2 * (gp + gs) + gh * (2 * fabs(lp + h) + 2 + 2 * h) +
                    gl * (2 + 2 * s->lambda * (1 + 2 * lse));
     double G = gp + gs + gh * D + gl * (1 + 2 * s->lambda * lse);

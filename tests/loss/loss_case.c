@@ -67,6 +67,13 @@ void loss_draw_weights(double *weights, int64_t n)
         weights[j] = j % 5 == 3 ? 0 : loss_round(COLO_F32, 0.1 + fmod(0.7 * (double)j, 2));
 }
 
+/* As those */
+void loss_draw_temperature(double *temperature, int64_t n)
+{
+    for (int64_t t = 0; t < n; t++)
+        temperature[t] = loss_round(COLO_F32, 0.5 + fmod(0.37 * (double)(t + 1), 1.5));
+}
+
 double loss_heaviest(const double *weights, int64_t n)
 {
     double most = 1;
@@ -83,7 +90,7 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     c->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = vocab};
     c->pad = 1000;
     const size_t v = (size_t)vocab;
-    c->bytes = (2 * n + v + (1 + LOSS_UPS + (2 + LOSS_OUTS) * w) * t) * sizeof(double) + w * t;
+    c->bytes = (2 * n + v + (2 + LOSS_UPS + (2 + LOSS_OUTS) * w) * t) * sizeof(double) + w * t;
     c->memory = calloc(c->bytes, 1);
     c->z = c->memory;
     c->dz = c->z + n;
@@ -104,6 +111,9 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
         c->argmax[r] = (int64_t *)next;
     for (int r = 0; r < ranks; r++, next += t)
         c->weight[r] = next;
+    c->temperature = next;
+    next += t;
+    loss_draw_temperature(c->temperature, tokens);
     c->class_weight = next;
     next += v;
     loss_draw_weights(c->class_weight, vocab);
@@ -134,6 +144,7 @@ void loss_case_take(loss_case_t *c, const loss_case_t *from, int64_t lo, int64_t
     memcpy(c->z, from->z + lo * c->vocab, n * row);
     memcpy(c->targets, from->targets + lo, n * sizeof *c->targets);
     memcpy(c->class_weight, from->class_weight, (size_t)c->vocab * sizeof *c->class_weight);
+    memcpy(c->temperature, from->temperature + lo, n * sizeof *c->temperature);
     for (int k = 0; k < LOSS_UPS; k++)
         memcpy(c->up[k], from->up[k] + lo, n * sizeof *c->up[k]);
 }
@@ -184,11 +195,12 @@ void loss_case_shard(loss_case_t *c, shard_kind_t kind)
     }
 }
 
-ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
+ref_logprob_opts_t loss_case_opts(const loss_case_t *c, int64_t t)
 {
     const colo_logprob_config_t *k = &c->config;
     return (ref_logprob_opts_t){
-        .temperature = k->logits.temperature,
+        .temperature =
+            k->logits.temperature * (k->has_temperature && t >= 0 ? c->temperature[t] : 1),
         .scale = k->logits.scale,
         .softcap = k->logits.softcap,
         .smoothing = k->label_smoothing,
@@ -213,6 +225,7 @@ void loss_options(colo_logprob_config_t *config, unsigned bits)
     config->want_correct = bits & WITH_CORRECT;
     config->has_class_weight = bits & WITH_WEIGHTS;
     config->want_lse = bits & WITH_LSE;
+    config->has_temperature = bits & WITH_HEAT;
     config->want_argmax = config->want_sum_p2 = bits & WITH_MORE;
     config->want_mean_logits = bits & WITH_MORE && !(bits & WITH_WEIGHTS && bits & WITH_SMOOTH);
 }

@@ -28,7 +28,7 @@ typedef struct loss_case {
     int64_t row_gap;                                /* elements between rows, not to be touched */
     int64_t shift[2]; /* elements by which logits, gradient start past a multiple of 256 bytes */
     bool in_place, forward_only;
-    bool second_gather; /* of gather_case.h: is it expected? */
+    bool second_gather;   /* of gather_case.h: is it expected? */
     bool no_up[LOSS_UPS]; /* leave d_logp, d_entropy, d_loss, d_lse NULL */
     double pad;           /* what padding columns and gaps hold */
     char label[96];
@@ -40,10 +40,11 @@ typedef struct loss_case {
     double *z;            /* [T, V], values that the dtype holds exactly */
     int64_t *targets;     /* [T] */
     double *class_weight; /* [V] in f32, some 0; if config.has_class_weight */
+    double *temperature;  /* [T], exact in f32; if config.has_temperature */
     double *up[LOSS_UPS]; /* [T] each, exact in f32: d_logp, d_entropy, d_loss, d_lse */
     uint8_t *in;          /* [T, V]: is an id in its token's list? NULL: there are no lists */
     int64_t *ids, *begin, *end, count; /* the lists; malloc()'s */
-    bool odd_rank;                     /* the last rank has one id less in that of token 0 */
+    bool odd_rank; /* the last rank has one id less in that of token 0, or another temperature */
 
     /* results */
     double
@@ -72,7 +73,8 @@ colo_status_t loss_case_run(loss_case_t *c);
 /* The same in t_run_later(), then @check; takes over what @c holds. */
 void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *));
 
-ref_logprob_opts_t loss_case_opts(const loss_case_t *c);
+/* Of token @t; @t < 0: what is the same for all */
+ref_logprob_opts_t loss_case_opts(const loss_case_t *c, int64_t t);
 
 /* Against the oracle, within the tolerance stated in loss_case.c, where.slack times; fails the
  * running test. */
@@ -127,7 +129,8 @@ enum {
     WITH_CORRECT = 128,
     WITH_WEIGHTS = 4096, /* those between are LINEAR_* */
     WITH_LSE = 16384,
-    WITH_MORE = 32768 /* argmax, sum_p2, mean_logits */
+    WITH_MORE = 32768, /* argmax, sum_p2, mean_logits */
+    WITH_HEAT = 65536  /* a temperature of each token */
 };
 void loss_options(colo_logprob_config_t *config, unsigned bits);
 /* Which of the LOSS_OUTS */
@@ -135,6 +138,8 @@ void loss_wanted(const colo_logprob_config_t *config, bool wanted[LOSS_OUTS]);
 extern const char *const loss_out_names[LOSS_OUTS];
 /* Weights of the classes [0, @n), f32, some of them 0; the largest one, 1 without any */
 void loss_draw_weights(double *weights, int64_t n);
+/* Temperatures of tokens, f32, from 0.5 to 2 */
+void loss_draw_temperature(double *temperature, int64_t n);
 double loss_heaviest(const double *weights, int64_t n);
 
 /* Of variance 1. */

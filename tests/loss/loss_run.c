@@ -37,7 +37,14 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                         dz = c->in_place || c->forward_only ? z
                                                             : gather_put_shard(m, c->dtype, NULL),
                         targets = put_ids(m, c->targets, tokens);
-    colo_tensor_t ids, begin, end, class_weight;
+    colo_tensor_t ids, begin, end, class_weight, temperature;
+    float *heat = memset(m->host, 0, (size_t)tokens * sizeof *heat);
+    for (int64_t t = 0; t < tokens; t++)
+        heat[t] = (float)c->temperature[t];
+    if (c->odd_rank && r == c->ranks - 1)
+        heat[0] *= 2;
+    temperature =
+        where_tensor(gather_put(m, heat, (size_t)tokens * sizeof *heat), COLO_F32, 1, &tokens);
     if (cfg.has_class_weight)
         class_weight = put_class_weight(m, c);
     if (c->in) {
@@ -80,7 +87,8 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         &cfg,
         &(colo_logprob_batch_t){COLO_LOGPROB_BATCH_INIT, .logits = &z, .targets = &targets,
                                 .support = c->in ? &(colo_support_t){&ids, &begin, &end} : NULL,
-                                .class_weight = cfg.has_class_weight ? &class_weight : NULL},
+                                .class_weight = cfg.has_class_weight ? &class_weight : NULL,
+                                .temperature = cfg.has_temperature ? &temperature : NULL},
         m->group, &out, c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats, workspace,
         where_stream()));
     t_comm_stats(m->group, &c->after_forward[r]);
@@ -99,6 +107,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     if (c->forward_only)
         return COLO_OK;
     gather_drop(m, workspace); /* free after the call */
+    gather_drop(m, temperature.data);
     for (int k = 0; k < LOSS_UPS; k++)
         up[k] = wants[k] && !c->no_up[k] ? up[k] : NULL;
     const colo_logprob_upstream_t upstream = {COLO_LOGPROB_UPSTREAM_INIT,
@@ -131,7 +140,7 @@ void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
 
 static void compare_row(const loss_case_t *c, const char *label, int64_t t)
 {
-    const ref_logprob_opts_t o = loss_case_opts(c);
+    const ref_logprob_opts_t o = loss_case_opts(c, t);
     const double *z = c->z + t * c->vocab, lambda = o.z_loss;
     const uint8_t *in = c->in ? c->in + t * c->vocab : NULL;
     ref_logprob_row_t ref;

@@ -64,6 +64,7 @@ T_CASE_IF(where.mem == COLO_MEM_HOST, logits_in_segments_give_the_same_bits_on_1
                 c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
                 c.config.want_argmax = c.config.want_lse = c.config.want_sum_p2 = true;
                 c.config.want_mean_logits = !v || plain;
+                c.config.has_temperature = !plain;
                 if (!plain) {
                     c.config.logits.temperature = 0.7;
                     c.config.logits.softcap = 30;

@@ -61,8 +61,17 @@ T_CASE(the_oracle_is_its_own_central_difference)
         double h[HIDDEN], w[WORDS * HIDDEN], b[WORDS], *all[] = {h, w, b};
         const int64_t n[] = {HIDDEN, WORDS * HIDDEN, WORDS}, target = t_below(&rng, WORDS);
         const double *g = up[i % 5];
-        ref_linear_t in = {
-            options[i / 5], 1, WORDS, HIDDEN, h, w, b, &target, NULL, {&g[0], &g[1], &g[2], &g[3]}};
+        ref_linear_t in = {options[i / 5],
+                           1,
+                           WORDS,
+                           HIDDEN,
+                           h,
+                           w,
+                           b,
+                           &target,
+                           NULL,
+                           {&g[0], &g[1], &g[2], &g[3]},
+                           NULL};
         ref_linear_result_t r;
         in.opts.ignore_index = -100;
         for (int k = 0; k < 3; k++)
@@ -107,6 +116,25 @@ T_CASE(every_option_and_pair_agrees_with_the_oracle)
                 one(1u << i | 1u << j, mode, 1 << nth % 3, 2, nth / 3 % 2 ? COLO_F64 : COLO_F32,
                     nth % SHARD_KINDS, 1 + nth % 4, &rng);
             }
+}
+
+/* 1 / temperature is 2048 and 1/8, so that fp16 could hold neither gradient of logits times what
+ * the other needs. */
+T_CASE(temperatures_far_apart_cost_16_bits_no_digits)
+{
+    uint64_t rng = t_seed() + 12;
+    for (int i = 0; i < 24; i++) {
+        T_ENDS(linear_case_free) linear_case_t c;
+        linear_case_init(&c, 1 + i % 2, 1, 9, 40, 5, i / 2 % 2 ? COLO_F16 : COLO_BF16, &rng);
+        linear_case_options(&c, WITH_LOSS | WITH_HEAT | LINEAR_IGNORED);
+        linear_case_mode(&c, i / 4 % MODES);
+        c.config.logprob.chunk_size = i < 16 ? 4 : 0;
+        for (int t = 0; t < 9; t++)
+            c.temperature[t] = t % 2 ? 8 : 0x1p-11;
+        for (int k = 0; k < 9 * 5; k++) /* p is not 0 or 1 all the same */
+            c.h[0][k] = loss_round(c.dtype, c.h[0][k] * (k / 5 % 2 ? 4 : 0x1p-9));
+        linear_case_judge(&c, 1, t_text("temperatures far apart, %s", modes[i / 4 % MODES]));
+    }
 }
 
 T_CASE(without_tokens_gradients_of_the_head_are_0)

@@ -5,7 +5,7 @@
  */
 #include "loss/gather_case.h"
 
-enum { EVERY = 255 | WITH_LSE | WITH_MORE };
+enum { EVERY = 255 | WITH_LSE | WITH_MORE | WITH_HEAT };
 static const int32_t worlds[] = {1, 2, 3, 4, 8};
 static const char *const kinds[] = {"even", "uneven", "empty", "padded"};
 
@@ -51,7 +51,8 @@ T_CASE(every_combination_of_options_agrees_with_the_oracle)
     for (unsigned bits = 0; bits < 256; bits++)
         for (size_t w = 0; w < 5; w++) {
             shard_kind_t kind = (bits + w) % SHARD_KINDS;
-            const unsigned more = (bits + w) % 4 / 2 * WITH_LSE | (bits + w) % 3 / 2 * WITH_MORE;
+            const unsigned more = (bits + w) % 4 / 2 * WITH_LSE | (bits + w) % 3 / 2 * WITH_MORE |
+                                  (bits + w) % 5 / 3 * WITH_HEAT;
             loss_case_t c =
                 made(worlds[w], 5, 23, loss_dtypes[(bits / 4 + w) % 2], 3, kind, bits | more, &rng);
             compare_later(&c, t_text("options %02x, %s shards", bits, kinds[kind]));
@@ -267,6 +268,60 @@ T_CASE(a_negative_scale_turns_the_argmax_round)
     run_and_compare(&c, "negative scale");
 }
 
+T_CASE(a_temperature_of_each_token_is_that_of_all_where_they_are_alike)
+{
+    uint64_t rng = t_seed() + 31;
+    for (size_t d = 0; d < 4; d++)
+        for (int cap = 0; cap < 2; cap++) {
+            T_ENDS(loss_case_free)
+            loss_case_t c = made(2, 5, 40, loss_dtypes[d], 3, SHARD_UNEVEN,
+                                 EVERY & ~(WITH_TAU | (cap ? 0 : WITH_CAP)), &rng);
+            for (int t = 0; t < 5; t++)
+                c.temperature[t] = 0.5;
+            run_and_compare(&c, "each token's");
+            T_ENDS(loss_case_free) loss_case_t all;
+            loss_case_take(&all, &c, 0, 5);
+            all.config.has_temperature = false;
+            all.config.logits.temperature = 0.5;
+            assert_ok(loss_case_run(&all));
+            loss_case_same(&all, &c, 0, "that of all");
+        }
+}
+
+/* On a GPU the host does not look at them: the row is NaN. */
+T_CASE(a_temperature_that_is_none_is_refused)
+{
+    static const double none[] = {0, -1, INFINITY, NAN};
+    uint64_t rng = t_seed() + 32;
+    for (int i = 0; i < 4; i++) {
+        T_ENDS(loss_case_free) loss_case_t c = made(1, 3, 12, COLO_F32, 3, SHARD_EVEN, EVERY, &rng);
+        c.targets[2] = -100;
+        c.temperature[2] = none[i]; /* of a token that is ignored nothing is read */
+        assert_ok(loss_case_run(&c));
+        assert_true(c.out[0][0][2] == 0 && all_of(IS_ZERO, c.dz + 24, 12));
+        assert_true(all_of(IS_FINITE, c.dz, 24));
+        c.temperature[1] = none[i];
+        if (where.mem == COLO_MEM_HOST) {
+            assert_fails(loss_case_run(&c), COLO_ERR_ARG,
+                         t_text("temperature: token 1 has %g, expected finite and > 0", none[i]));
+        } else {
+            assert_ok(loss_case_run(&c));
+            for (int t = 0; t < 3; t++)
+                assert_true(isnan(c.out[0][0][t]) == (t == 1) && isnan(c.dz[t * 12]) == (t == 1));
+        }
+    }
+}
+
+T_CASE(ranks_with_other_temperatures_are_told)
+{
+    uint64_t rng = t_seed() + 33;
+    T_ENDS(loss_case_free) loss_case_t c = made(3, 4, 12, COLO_F32, 3, SHARD_EVEN, EVERY, &rng);
+    c.odd_rank = true;
+    if (where.mem == COLO_MEM_HOST)
+        assert_fails(loss_case_run(&c), COLO_ERR_MISMATCH,
+                     "rank 2 has other targets or temperatures of tokens than rank 0");
+}
+
 T_CASE(megatron_smoothing_is_not_pytorch_smoothing)
 {
     uint64_t rng = t_seed() + 12;
@@ -328,7 +383,7 @@ T_CASE(outputs_at_probability_one_keep_their_sign)
 /* In Megatron-LM's words: the losses of @rank and, by d_loss alone, the gradient of its columns. */
 static void is_smoothed_alone(const loss_case_t *c, int rank)
 {
-    const ref_logprob_opts_t o = loss_case_opts(c);
+    const ref_logprob_opts_t o = loss_case_opts(c, -1);
     const int64_t lo = c->start[rank],
                   end = lo + c->columns[rank] < c->vocab ? lo + c->columns[rank] : c->vocab;
     const double n = (double)(end - lo), e = c->config.label_smoothing * n / (n - 1);

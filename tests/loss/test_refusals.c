@@ -243,6 +243,8 @@ T_CASE(every_bad_pointer_is_refused)
          a.cfg.logprob.label_smoothing = 0.1),
         "want_mean_logits with has_class_weight and label_smoothing");
     ARG(OF_GIVEN, a.picks.tail = &a.of_chosen, "out.tail is given, config.tail is 0");
+    ARG(OF_LOGPROB, a.cfg.logprob.has_temperature = true,
+        "temperature: the batch has none, config.has_temperature is true");
     ARG(OF_GIVEN, a.picks.ids = &a.of_chosen, "out.ids is given, config.topk is false");
     ARG(OF_LOGPROB | OF_DISTILL, a.arg.stats = NULL, "saved memory is NULL; it needs 256 bytes");
     ARG(OF_TOPK, a.arg.stats = NULL, "saved memory is NULL; it needs 512 bytes");

@@ -39,6 +39,7 @@ static loss_case_t make_case(int32_t ranks, int64_t tokens, int64_t vocab, colo_
     loss_case_shard(&c, kind);
     c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
     c.config.want_argmax = c.config.want_lse = c.config.want_sum_p2 = true;
+    c.config.has_temperature = tokens % 2;
     c.in = calloc(t, (size_t)vocab);
     c.ids = calloc(most, sizeof *c.ids);
     c.begin = calloc(t, sizeof *c.begin);

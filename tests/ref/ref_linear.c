@@ -42,10 +42,12 @@ void ref_linear(const ref_linear_t *in, ref_linear_result_t *out)
             for (int64_t k = 0; k < H; k++)
                 z[v] += in->w[v * H + k] * h[k];
         }
+        ref_logprob_opts_t opts = in->opts;
+        opts.temperature *= in->temperature ? in->temperature[t] : 1;
         const uint8_t *list = in->support ? in->support + t * V : NULL;
-        ref_support(&in->opts, z, V, list, in->targets[t], &out->rows[t]);
+        ref_support(&opts, z, V, list, in->targets[t], &out->rows[t]);
         const double g[REF_UPS] = {up(in, 0, t), up(in, 1, t), up(in, 2, t), up(in, 3, t)};
-        ref_support_grad(&in->opts, z, V, list, in->targets[t], g, dz);
+        ref_support_grad(&opts, z, V, list, in->targets[t], g, dz);
         if (!out->rows[t].valid && !out->rows[t].ignored && (in->g[0] || in->g[2]))
             for (int64_t v = 0; v < V; v++)
                 dz[v] = NAN; /* a target that does not exist */

@@ -11,10 +11,11 @@
 typedef struct ref_linear {
     ref_logprob_opts_t opts;
     int64_t tokens, vocab, hidden;
-    const double *h, *w, *b;  /* [T, H], [V, H], [V] or NULL */
-    const int64_t *targets;   /* [T] */
-    const uint8_t *support;   /* [T, V] as ref_support()'s, or NULL */
-    const double *g[REF_UPS]; /* [T] each: upstream of logp, entropy, loss, lse; NULL = 0 */
+    const double *h, *w, *b;   /* [T, H], [V, H], [V] or NULL */
+    const int64_t *targets;    /* [T] */
+    const uint8_t *support;    /* [T, V] as ref_support()'s, or NULL */
+    const double *g[REF_UPS];  /* [T] each: upstream of logp, entropy, loss, lse; NULL = 0 */
+    const double *temperature; /* [T], multiplies that of opts; or NULL */
 } ref_linear_t;
 
 typedef struct ref_linear_result {

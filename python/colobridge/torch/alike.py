@@ -85,6 +85,12 @@ def compare(what: str, comm: Comm, group: Any, given: dict[str, Any]) -> None:
                                     % (what, ranks, name), STATUS['ERR_MISMATCH'])
 
 
+def of_tokens(target: Any, heat: Any, ignore_index: int) -> dict[str, Any]:
+    """What is compared of targets, and of temperatures, OfTokens or None"""
+    return {'targets': target.long()} if heat is None else {
+        'targets': target.long(), 'temperatures': heat.given.detach().to(torch.float32).masked_fill(target == ignore_index, 1.0)}
+
+
 def used(hidden: Any, target: Any, ignore_index: int) -> Any:
     """Hidden states of the tokens that are not ignored, the only ones that are read."""
     return hidden.detach().reshape(-1, hidden.shape[-1])[target.reshape(-1) != ignore_index]

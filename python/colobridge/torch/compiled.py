@@ -19,7 +19,7 @@ from .support import Support
 # By name: the function, shapes and dtypes of its outputs, how it is run, and which of its outputs never have a gradient.
 functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any], Callable[..., Any]]] = {}
 # Arguments that get gradients, or are refused if they want one.
-_LEARN = ('vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight', 'input', 'linear_weight',
+_LEARN = ('vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight', 'temperature', 'input', 'linear_weight',
           'linear_bias', 'linear_weight.weight', 'linear_weight.bias', 'weight.lora_a', 'weight.lora_b', 'linear_weight.lora_a',
           'linear_weight.lora_b')
 _LORA = 'lora_a', 'lora_b', 'lora_scale'  # of a Head's lora

@@ -48,7 +48,7 @@ _WHAT = Named('cross_entropy', class_weight='weight')
 def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *,
                   ignore_index: int = -100, reduction: Reduction = 'mean',
                   label_smoothing: float = 0.0, tp_group: Group | None = None, reduce_group: Group | None = None,
-                  vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
+                  vocab: Vocab | None = None, temperature: float | torch.Tensor = 1.0, softcap: float | None = None,
                   z_loss: float = 0.0, inplace_backward: bool = False) -> torch.Tensor:
     """torch.nn.functional.cross_entropy() of logits whose columns may be shards of the vocabulary.
 
@@ -92,7 +92,7 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
     if why is not None:
         raise ArgumentError(why)
     loss = of_logits(_WHAT, input, target, reduction, None, tp_group, reduce_group, vocab, inplace_backward, scalars(
-        _WHAT, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index), None, weight)
+        _WHAT, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, of_tokens=True), None, weight)
     return loss if reduction == 'none' else loss[0]
 
 

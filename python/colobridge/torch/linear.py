@@ -28,7 +28,7 @@ from .linear_plan import LinearPlan
 from .logprob import MEMBERS, names_of, per_token, returned, targets_for, without_gradient
 from .nll import Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
-from .support import ClassWeight, Support, accompanied, meta
+from .support import ClassWeight, Support, accompanied, meta, of_tokens
 from .tensors import checked
 from .types import Group, LinearLogprobOptions, LinearNllOptions, Mode, Output, Reduction
 
@@ -52,7 +52,7 @@ Call = tuple[LinearPlan, Comm, Comm | None, Any, bool]
 
 def _all_of(target: Any) -> Any:
     """(targets, ids of a support or None, class weights or None)"""
-    return target if isinstance(target, tuple) else (target, None, None)
+    return target[:3] if isinstance(target, tuple) else (target, None, None)
 
 
 @functools.lru_cache(maxsize=None)
@@ -231,6 +231,7 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
             if not isinstance(t, torch.Tensor):
                 raise ArgumentError("%s: %s is a %s, expected a torch.Tensor%s" % (
                     what, name, type(t).__name__, ', or a Head: Head.of(module)' if t is weight else ''))
+    heat, values, members = of_tokens(what, values, members, target)
     device = hidden.device
     if hidden.layout is not torch.strided or device.type == 'meta':
         checked(hidden, '%s: %s' % (what, what.hidden))
@@ -290,14 +291,14 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
     if comm.check_level > 1:
-        given = {'targets': target.long(), **({} if a is None else {"the LoRA's A": a})}
+        given = {**alike.of_tokens(target, heat, plan.config.ignore_index), **({} if a is None else {"the LoRA's A": a})}
         if hidden.shape[:-1].numel() == target.numel():  # else each rank has tokens of its own (reduce_scatter)
             given['hidden states'] = alike.used(hidden, target, plan.config.ignore_index)
         alike.compare(what, comm, tp_group, given)
     if not (target.dtype is torch.int64 and plan.plain and target.is_contiguous()):
         target = targets_for(plan.rows, target, plan.config.ignore_index)
-    if support is not None or class_weight is not None:
-        target = accompanied(what, target, plan, support, class_weight)
+    if support is not None or class_weight is not None or heat is not None:
+        target = accompanied(what, target, plan, support, class_weight, heat)
     return hidden, weight, bias, a, b, target, (plan, comm, head_comm, main, torch.is_grad_enabled())
 
 
@@ -333,7 +334,7 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
 
 @operator(per_token, fixed=without_gradient)
 def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, tp_group: Group | None = None, entropy: bool = False, loss: bool = False,
-                   outputs: Sequence[Output] | None = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
+                   outputs: Sequence[Output] | None = None, temperature: float | torch.Tensor = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
                    mode: Mode = 'auto', chunk_size: int | None = None, support: Support | None = None) -> Any:
     """logprob() of the logits hidden x weight^T (+ a bias), which never exist as a whole.
 
@@ -382,7 +383,7 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
     of = head[0]
     return returned(Linear.apply(*prepare(
         LINEAR_LOGPROB, hidden, head, target, names, mode, None,
-        scalars(LINEAR_LOGPROB, temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant),
+        scalars(LINEAR_LOGPROB, temperature, of.softcap, of.scale, label_smoothing, z_loss, ignore_index, chunk_size, of.invariant, True),
         support=support)), outputs, names)
 
 
@@ -401,7 +402,7 @@ def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.
 
 @operator(loss_of, Loss, fixed=lambda options: (1, 2) if options.get('mode', 'loss') == 'loss' else (2,))
 def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, reduction: Reduction = 'mean',
-               mask: torch.Tensor | None = None, reduce_group: Group | None = None, tp_group: Group | None = None, temperature: float = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
+               mask: torch.Tensor | None = None, reduce_group: Group | None = None, tp_group: Group | None = None, temperature: float | torch.Tensor = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
                ignore_index: int = -100, mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss', chunk_size: int | None = None, support: Support | None = None,
                class_weight: torch.Tensor | None = None, upstream: float | torch.Tensor | None = None) -> Any:
     """nll() of the logits hidden x weight^T (+ a bias), which never exist as a whole.
@@ -450,7 +451,7 @@ def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.
     """
     head = read(LINEAR_NLL, weight, tp_group)
     return of_hidden(LINEAR_NLL, hidden, head, target, reduction, mask, reduce_group, scalars(
-        LINEAR_NLL, temperature, head[0].softcap, head[0].scale, label_smoothing, z_loss, ignore_index, chunk_size, head[0].invariant),
+        LINEAR_NLL, temperature, head[0].softcap, head[0].scale, label_smoothing, z_loss, ignore_index, chunk_size, head[0].invariant, True),
         mode, support, class_weight, upstream)
 
 

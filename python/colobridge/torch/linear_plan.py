@@ -177,7 +177,7 @@ class LinearPlan(Plan):
         raw = self.hidden.raw
         mem, ordinal = raw.mem, raw.device
         self.tokens = make(0, number, flat_shape, stride, mem, ordinal) if scatter else raw
-        self.targets = targets_of(what, rows, hidden, support, class_weight, start, vocab, rows_here)
+        self.targets = targets_of(what, rows, hidden, support, class_weight, start, vocab, rows_here, 'has_temperature' in members)
         self.weight = View(weight, '%s: %s' % (what, what.weight))
         self.bias = None if bias is None else View(bias, '%s: %s' % (what, what.bias))
         # A and B as they are multiplied, and their gradients, as they are summed

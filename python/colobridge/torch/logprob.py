@@ -25,7 +25,7 @@ from .functions import Function, saved_tensors
 from .head import Columns, Named, columns_of
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, pointed, scalars, table
 from .rows import Rows, rows_of
-from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta
+from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta, of_tokens
 from .tensors import checked, of_integers, stream_of, written
 from .types import Group, LogprobOptions, Output, Vocab
 
@@ -79,14 +79,15 @@ def shard(comm: Comm, group: Any, columns: int, start: int | None, end: int | No
 
 
 def targets_of(what: Named, rows: Rows, given: Any, support: Support | None, class_weight: ClassWeight | None, start: int, vocab: int,
-               columns: int) -> View:
-    """Of the targets of logits or hidden states @given, and of what comes with them."""
+               columns: int, heat: bool) -> View:
+    """Of the targets of logits or hidden states @given, and of what comes with them. heat: do temperatures?"""
     like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=given.device)
-    if support is None and class_weight is None:
+    if support is None and class_weight is None and not heat:
         return View(like, '%s: %s' % (what, what.target), (rows.count,), (1,))
     made = Accompanied(like, '%s: %s' % (what, what.target), (rows.count,), (1,))
     made.listed, made.classes = support is not None, None if class_weight is None else Classes(
         class_weight, given, real_of(given.dtype), start, vocab, columns)
+    made.heat = View(torch.empty(rows.count, dtype=torch.float32, device=given.device), what + ': temperature') if heat else None
     return made
 
 
@@ -209,7 +210,8 @@ class LogprobPlan(Plan):
         self.copies, self.in_place = logits is not given, in_place
         if self.INPUTS == 2:
             members = logprob_members(members, vocab, names, class_weight)
-            self.targets, self.mask = targets_of(what, rows, given, support, class_weight, start, vocab, rows.columns), None
+            self.targets, self.mask = targets_of(what, rows, given, support, class_weight, start, vocab, rows.columns,
+                                                 'has_temperature' in members), None
         else:
             second, mask = arranged(rows, second, mask)
             self.targets = None if second is None else View(
@@ -299,7 +301,7 @@ class LogprobPlan(Plan):
     def keep(self, ctx: Any, logits: Any, target: Any, stats: Any) -> None:
         ctx.plan, ctx.ended = self, False
         ctx.set_materialize_grads(False)
-        kept = (logits, *target) if isinstance(target, tuple) else (logits, target)
+        kept = (logits, *target[:3]) if isinstance(target, tuple) else (logits, target)
         if self.small is None:
             ctx.save_for_backward(*kept, stats)
         else:
@@ -381,6 +383,7 @@ def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_gr
     if not isinstance(logits, torch.Tensor) or not isinstance(other, torch.Tensor) and not (masked and other is None):
         raise ArgumentError(kind.NEEDS % (what, type(logits).__name__, type(other).__name__))
     device = logits.device
+    heat, values, members = of_tokens(what, values, members, second)
     comm = groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_logprobs')
     if logits.layout is not torch.strided:
@@ -396,13 +399,13 @@ def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_gr
     if plan.copies:
         logits = logits.contiguous()
     if not masked and comm.check_level > 1:
-        alike.compare(what, comm, tp_group, {'targets': second.long()})
+        alike.compare(what, comm, tp_group, alike.of_tokens(second, heat, plan.config.ignore_index))
     if masked:
         second, more = arranged(plan.rows, second, mask)
     elif not (second.dtype is torch.int64 and plan.plain and second.is_contiguous()):
         second = targets_for(plan.rows, second, plan.config.ignore_index)
-    if support is not None or class_weight is not None:
-        second = accompanied(what, second, plan, support, class_weight)
+    if support is not None or class_weight is not None or heat is not None:
+        second = accompanied(what, second, plan, support, class_weight, heat)
     return logits, second, (plan, comm, torch.is_grad_enabled(), more)
 
 
@@ -498,7 +501,7 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, entrop
 
 @operator(per_token, fixed=without_gradient)
 def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_group: Group | None = None, vocab: Vocab | None = None,
-            entropy: bool = False, loss: bool = False, outputs: Sequence[Output] | None = None, temperature: float = 1.0,
+            entropy: bool = False, loss: bool = False, outputs: Sequence[Output] | None = None, temperature: float | torch.Tensor = 1.0,
             softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int = -100,
             inplace_backward: bool = False, support: Support | None = None, invariant: bool | int = False) -> Any:
     """Log-probability of targets under logits whose columns are shards of the vocabulary.
@@ -521,7 +524,8 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_gro
         outputs: also return what is named, of the same read and gather: "correct" (bool: is the target the argmax?), "argmax" (int64:
             the id of the largest x, the lowest one on ties), "lse" (M + log Sum, differentiable), "sum_p2" (the sum of p^2),
             "mean_logits" (the mean of x over [0, V)). An ignored token has False, -1 and 0, a row of NaN False, -1 and NaN.
-        temperature: > 0.
+        temperature: > 0; or [...], one of each token, a constant of a floating-point dtype, the same on all ranks of tp_group; that
+            of an ignored token is not read. On a GPU one that is not above 0 makes its token NaN.
         softcap: > 0, or None: no cap.
         label_smoothing: in [0, 1], of the loss alone; logp is never smoothed.
         z_loss: factor of (log Sum)^2 in the loss, >= 0.
@@ -558,5 +562,5 @@ def logprob(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, tp_gro
     names = names_of(LOGPROB, entropy, loss, outputs, support)
     return returned(VocabParallel.apply(*planned(
         LOGPROB, vocab_parallel_logits, target, names, tp_group, columns_of(LOGPROB, vocab), inplace_backward,
-        scalars(LOGPROB, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant),
+        scalars(LOGPROB, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant, True),
         support=support)), outputs, names)

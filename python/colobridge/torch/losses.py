@@ -112,7 +112,7 @@ def topk_logprob(vocab_parallel_logits: torch.Tensor, k: int, *, mask: torch.Ten
         mask: [...]: where it is 0, ids are -1, logp 0, and the row is not read.
         tp_group: the ranks that share the vocabulary; None: no others.
         vocab: as in logprob().
-        temperature: as in logprob().
+        temperature: > 0.
         softcap: as in logprob().
         inplace_backward: as in logprob().
 
@@ -148,7 +148,7 @@ def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: 
         mask: [...]: where it is 0, logp is 0, and the row is not read.
         tp_group: the ranks that share the vocabulary; None: no others.
         vocab: as in logprob().
-        temperature: as in logprob().
+        temperature: > 0.
         softcap: as in logprob().
         ignore_index: the id that counts for nothing.
         inplace_backward: as in logprob().
@@ -234,7 +234,7 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
             floats weigh tokens, as in nll().
         tp_group: the ranks that share the vocabulary; None: no others.
         vocab: as in logprob().
-        temperature: as in logprob().
+        temperature: > 0.
         softcap: as in logprob().
         inplace_backward: as in logprob().
         kind: of D; None: cross entropy and forward KL of each token.
@@ -406,7 +406,7 @@ def _(ctx: Any, up: Any) -> Any:
 
 @operator(lambda given: [(given['vocab_parallel_logits'].shape[:-1], real_of(given['vocab_parallel_logits'].dtype))])
 def entropy(vocab_parallel_logits: torch.Tensor, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
-            vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
+            vocab: Vocab | None = None, temperature: float | torch.Tensor = 1.0, softcap: float | None = None,
             inplace_backward: bool = False) -> torch.Tensor:
     """Entropy of logits, in nats: logprob(entropy=True)'s, without targets.
 
@@ -447,7 +447,7 @@ def entropy(vocab_parallel_logits: torch.Tensor, *, mask: torch.Tensor | None = 
         target.masked_fill_(mask == 0, -100)
     return VocabParallel.apply(*planned(_ENTROPY, logits, target, NAMES[True, False], tp_group,
                                         columns_of(_ENTROPY, vocab), inplace_backward,
-                                        scalars(_ENTROPY, temperature, softcap)))[1]
+                                        scalars(_ENTROPY, temperature, softcap, of_tokens=True)))[1]
 
 
 # ---- of per-token values ----

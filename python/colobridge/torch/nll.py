@@ -323,7 +323,7 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
 @operator(loss_of, Loss, fixed=lambda options: (2,))
 def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction: Reduction = 'mean', mask: torch.Tensor | None = None,
         tp_group: Group | None = None, reduce_group: Group | None = None, vocab: Vocab | None = None,
-        temperature: float = 1.0, softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+        temperature: float | torch.Tensor = 1.0, softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, inplace_backward: bool = False, support: Support | None = None,
         invariant: bool | int = False, class_weight: torch.Tensor | None = None) -> Any:
     """Cross entropy of targets under logits whose columns are shards of the vocabulary: docs/concepts/loss.md.
@@ -374,7 +374,7 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
         >>> loss.backward()
     """
     return of_logits(NLL, vocab_parallel_logits, target, reduction, mask, tp_group, reduce_group, vocab, inplace_backward, scalars(
-        NLL, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant), support, class_weight)
+        NLL, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant, True), support, class_weight)
 
 
 def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, tp_group: Any, reduce_group: Any, vocab: Any,

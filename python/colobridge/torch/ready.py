@@ -11,7 +11,7 @@ over when it returns.
 import collections
 import ctypes as c
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ from .. import _structs as s
 from .._lib import lib
 from ..errors import ArgumentError
 from ..tensor import contiguous
-from .tensors import checked
+from .tensors import checked, said
 
 KEPT = 64  # sets of shapes and options, for a communicator
 SMALL = 1 << 16  # bytes of workspace that are kept, or lie in one allocation with what is kept
@@ -46,9 +46,20 @@ def integer(name: str, value: Any) -> int:
     return value.__index__()
 
 
+class OfTokens(NamedTuple):
+    """Temperatures of tokens, in the place of the number for all"""
+    given: torch.Tensor
+
+
 def scalars(what: str, temperature: Any, softcap: Any, scale: Any = 1.0, label_smoothing: Any = 0.0, z_loss: Any = 0.0,
-            ignore_index: Any = -100, chunk_size: Any = 0, invariant: Any = False) -> tuple[Any, ...]:
-    """Options of function @what as plain numbers: a tensor would be a key that changes, and be compared on its device."""
+            ignore_index: Any = -100, chunk_size: Any = 0, invariant: Any = False, of_tokens: bool = False) -> tuple[Any, ...]:
+    """Options of function @what as plain numbers: a tensor would be a key that changes, and be compared on its device.
+    of_tokens: temperature may be a tensor with an axis: then it is OfTokens."""
+    if isinstance(temperature, torch.Tensor) and temperature.dim() > 0:
+        if not of_tokens:
+            raise ArgumentError("%s: temperature is %s, expected a number; nll(), logprob() and their like take one of each token" % (
+                what, said(temperature)))
+        return OfTokens(temperature), *scalars(what, 1.0, softcap, scale, label_smoothing, z_loss, ignore_index, chunk_size, invariant)[1:]
     try:
         return (float(temperature), float(softcap or 0.0), float(scale), float(label_smoothing), float(z_loss),
                 ignore_index.__index__(), (chunk_size or 0).__index__(), -1 if invariant is True else int(float(invariant)))

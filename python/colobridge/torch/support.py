@@ -13,7 +13,7 @@ from .. import _structs as s
 from ..errors import ArgumentError
 from ..tensor import make
 from .head import Named
-from .ready import View, storage_of
+from .ready import OfTokens, View, storage_of
 from .rows import Rows
 from .tensors import checked, said
 
@@ -118,9 +118,9 @@ class Classes(View):
 
 
 class Accompanied(View):
-    """Of targets with a support or class weights: (targets, and begin and end of lists behind them; ids or None; the class
-    weights or None)"""
-    __slots__ = ('listed', 'classes')
+    """Of targets with a support, class weights or temperatures: (targets, and begin and end of lists behind them; ids or None;
+    the class weights or None; in forward also the temperatures or None)"""
+    __slots__ = ('listed', 'classes', 'heat')
 
     def attach(self, raw: s.Tensor, saved: Any, batch: Any) -> Any:
         """Lets point() and again() of @raw say where the lists and weights are, too: in @saved, where @batch finds them.
@@ -137,10 +137,15 @@ class Accompanied(View):
             saved.class_weight = self.classes.raw
             raw.classes = saved.class_weight
             batch.class_weight = c.pointer(raw.classes)
+        if self.heat is not None:
+            raw.heat = self.heat.copy()
+            batch.temperature = c.pointer(raw.heat)
         return support
 
     def point(self, raw: s.Tensor, t: Any) -> Any:
-        first, listed, classes = t
+        first, listed, classes, *heat = t
+        if self.heat is not None and heat:
+            self.heat.point(raw.heat, heat[0])
         if listed is not None:
             ids, begin, end = raw.lists
             step, address = 8 * self.count, first.data_ptr()  # 0 without a token
@@ -174,11 +179,27 @@ class Accompanied(View):
         return t
 
 
-def accompanied(what: str, target: Any, plan: Any, support: Support | None,
-                class_weight: ClassWeight | None) -> tuple[Any, Any, Any]:
+def accompanied(what: str, target: Any, plan: Any, support: Support | None, class_weight: ClassWeight | None,
+                heat: OfTokens | None) -> tuple[Any, Any, Any, Any]:
     """Targets of a plan and what comes with them, as Accompanied has them."""
     first, ids = (target, None) if support is None else Support.behind(support, what, target, plan.rows)
-    return first, ids, None if class_weight is None else plan.targets.classes.of(class_weight.given)
+    return first, ids, None if class_weight is None else plan.targets.classes.of(class_weight.given), \
+        None if heat is None else plan.rows.spread(heat.given.detach().to(torch.float32), 1.0)
+
+
+def of_tokens(what: Named, values: tuple[Any, ...], members: tuple[str, ...], target: Any) -> tuple[
+        OfTokens | None, tuple[Any, ...], tuple[str, ...]]:
+    """(temperatures of tokens among @values of @members, or None; the others). ValueError: they do not fit the target, or are
+    no constants"""
+    if not values or type(values[0]) is not OfTokens:
+        return None, values, members
+    given = values[0].given
+    if given.shape != target.shape or not given.dtype.is_floating_point or given.device != target.device:
+        raise ArgumentError("%s: temperature is %s, expected a number, or %s of a floating-point dtype on %s, a number for each token" % (
+            what, said(given, '%(shape)s of %(dtype)s on %(device)s'), list(target.shape), target.device))
+    if given.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError("%s: temperature requires grad, expected a constant: it gets no gradient; pass it detached" % what)
+    return values[0], (1.0, *values[1:], True), (*members, 'has_temperature')
 
 
 def meta(class_weight: ClassWeight | None) -> Any:

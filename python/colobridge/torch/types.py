@@ -38,7 +38,7 @@ class LogprobOptions(TypedDict, total=False):
     """Of logprob() and nll() alike"""
     tp_group: Group | None
     vocab: Vocab | None
-    temperature: float
+    temperature: float | torch.Tensor
     softcap: float | None
     label_smoothing: float
     z_loss: float
@@ -89,7 +89,7 @@ class TopkDistillOptions(TypedDict, total=False):
 class LinearOptions(TypedDict, total=False):
     """Of linear_logprob() and linear_nll() alike"""
     tp_group: Group | None
-    temperature: float
+    temperature: float | torch.Tensor
     label_smoothing: float
     z_loss: float
     ignore_index: int

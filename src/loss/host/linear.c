@@ -47,6 +47,14 @@ static double upstream_of(const struct colo_linear_upstream_rows *up, int k, int
     return up->factor[k] * (up->from[k] ? colo_scalar_get(up->dtype, up->from[k], token) : 1);
 }
 
+static double coldness_of(const struct colo_linear_upstream_rows *up, int64_t row)
+{
+    const int64_t token = up->rows->token_of[row];
+    return up->row_coldness                ? up->row_coldness[row]
+           : up->temperature && token >= 0 ? 1 / (double)up->temperature[token]
+                                           : 1;
+}
+
 colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *up,
                                       colo_stream_t stream)
 {
@@ -58,7 +66,8 @@ colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *up
         double most = 0;
         for (int k = 0; k < COLO_LINEAR_UPS; k++)
             for (int64_t i = 0; up->to[k] && i < r->rows; i++) {
-                const double v = fabs(upstream_of(up, k, r->token_of[i]) * mean);
+                const double v =
+                    fabs(upstream_of(up, k, r->token_of[i]) * mean * coldness_of(up, i));
                 most = v > most && isfinite(v) ? v : most;
             }
         /* a number of fp32 that has a reciprocal */

@@ -27,12 +27,13 @@
 enum { TILE = 256 };
 
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
-static void load_x(const struct colo_logprob_args *args, int64_t token, int64_t j, int n, double *x)
+static void load_x(const struct colo_logprob_args *args, double coldness, int64_t token, int64_t j,
+                   int n, double *x)
 {
     int64_t index = (token - args->row_lo) * args->row_stride + j;
     COLO_FOR_FLOAT(args->dtype, colo_scalar_get_each, args->logits, index, x, n)
     for (int i = 0; i < n; i++)
-        x[i] = colo_scalar_x(args->dtype, x[i], args->factor, args->cap);
+        x[i] = colo_scalar_x(args->dtype, x[i], args->factor * coldness, args->cap * coldness);
 }
 
 /* The columns of a row that are in its softmax and on this shard, ascending. */
@@ -51,7 +52,7 @@ static struct columns columns_of(const struct colo_logprob_args *args, int64_t t
     struct columns columns = {.end = args->true_columns, .target = -1};
     if (!s->begin)
         return columns;
-    token = s->token_of ? s->token_of[token] : token;
+    token = colo_logprob_token_of(args, token);
     int64_t lo = s->begin[token * s->begin_stride], hi = s->end[token * s->end_stride];
     columns.start = args->config.logits.vocab_start;
     columns.listed = true;
@@ -79,19 +80,19 @@ static int64_t next_column(struct columns *columns)
 
 /* x of the next columns, TILE at most; how many. column [TILE]: which, of a support; else the first
  * of a run. */
-static int next_tile(const struct colo_logprob_args *args, int64_t token, struct columns *columns,
-                     double *x, int64_t *column)
+static int next_tile(const struct colo_logprob_args *args, double coldness, int64_t token,
+                     struct columns *columns, double *x, int64_t *column)
 {
     int n = 0;
     if (!columns->listed) {
         n = columns->end - columns->next < TILE ? (int)(columns->end - columns->next) : TILE;
         *column = columns->next;
         columns->next += n;
-        load_x(args, token, *column, n, x);
+        load_x(args, coldness, token, *column, n, x);
         return n;
     }
     while (n < TILE && (column[n] = next_column(columns)) >= 0) {
-        load_x(args, token, column[n], 1, x + n);
+        load_x(args, coldness, token, column[n], 1, x + n);
         n++;
     }
     return n;
@@ -140,8 +141,9 @@ static struct row row_stats(const struct colo_logprob_args *args, int64_t token,
     bool gone = false;        /* some x is -inf */
     int64_t column[TILE];
     struct columns left = columns_of(args, token, target);
+    const double coldness = colo_logprob_coldness(args, token);
 
-    for (int n; (n = next_tile(args, token, &left, x, column)) > 0;) {
+    for (int n; (n = next_tile(args, coldness, token, &left, x, column)) > 0;) {
         double top = -INFINITY;
         int arg = -1;
         for (int i = 0; i < n; i++) {
@@ -299,7 +301,8 @@ static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_
 {
     const colo_logprob_config_t *cfg = &args->config;
     const double m = args->saved[token], log_sum = args->saved[args->tokens + token],
-                 h = args->saved[2 * args->tokens + token];
+                 h = args->saved[2 * args->tokens + token],
+                 coldness = colo_logprob_saved_coldness(args, token), cap = args->cap * coldness;
     const double g_p = upstream(args, args->upstream.d_logp, token),
                  g_h = upstream(args, args->upstream.d_entropy, token),
                  g_l = upstream(args, args->upstream.d_loss, token),
@@ -315,7 +318,7 @@ static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_
     double x[TILE];
     for (int64_t j = lo; j < hi; j += TILE) {
         int n = hi - j < TILE ? (int)(hi - j) : TILE;
-        load_x(args, token, j, n, x);
+        load_x(args, coldness, token, j, n, x);
         for (int i = 0; i < n; i++) {
             double down = x[i] - m, prob = exp(down - log_sum),
                    dx = weighs && d != 0 ? d * weight_of(args, j + i) : d;
@@ -323,11 +326,11 @@ static void row_grad(const struct colo_logprob_args *args, int64_t token, int64_
                 dx += prob * (a + b * down);
             if (j + i == target)
                 dx += c;
-            if (args->cap > 0) {
-                double th = x[i] / args->cap;
+            if (cap > 0) {
+                double th = x[i] / cap;
                 dx *= 1 - th * th;
             }
-            x[i] = dx * args->factor;
+            x[i] = dx * (args->factor * coldness);
         }
         store_dz(args, token, j, n, x);
     }

@@ -213,6 +213,8 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
     COLO_TRY(colo_loss_check_support(batch->support, config, batch->targets, batch->hidden));
     COLO_TRY(
         colo_loss_check_class_weight(batch->class_weight, config, linear->columns, batch->hidden));
+    COLO_TRY(
+        colo_loss_check_temperature(batch->temperature, config, batch->targets, batch->hidden));
     COLO_TRY(check_lora(linear, batch->lora));
     return check_count(linear, batch);
 }

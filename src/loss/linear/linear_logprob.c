@@ -173,6 +173,13 @@ static colo_status_t make_upstream(struct colo_linear_call *call,
     };
     for (int i = 0; i < COLO_LINEAR_UPS; i++)
         rows.to[i] = wanted[i] ? colo_linear_place(call->workspace, call->memory.up[i]) : NULL;
+    if (call->linear->config.logprob.has_temperature &&
+        call->size.pass == COLO_LINEAR_LOGPROB_BACKWARD)
+        rows.row_coldness =
+            call->args.saved +
+            (colo_logprob_saved_numbers(&call->linear->config.logprob) - 1) * call->size.rows;
+    else
+        rows.temperature = call->args.temperature;
     call->scale = rows.scale;
     call->args.upstream = (struct colo_logprob_upstream){
         .d_logp = rows.to[0], .d_entropy = rows.to[1], .d_loss = rows.to[2], .d_lse = rows.to[3]};
@@ -342,8 +349,9 @@ static colo_status_t forward(const colo_linear_logprob_t *linear,
     colo_lm_head_bound(linear->head, &made.weight_version);
     place_saved(&call, saved_memory, &offsets);
     call.shared = made.d_weight;
-    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets, &made.support,
-                                              made.class_weight.data, batch->lora};
+    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets,
+                                              &made.support, made.class_weight.data,
+                                              batch->lora,   colo_loss_address(batch->temperature)};
     COLO_TRY(run(&call, &tokens, call.size.makes_d_logits ? &up : NULL));
     return saved ? COLO_SIZED_WRITE(saved, &made, saved_what, saved_init) : COLO_OK;
 }
@@ -417,9 +425,10 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
     const bool weighs = linear->config.logprob.has_class_weight;
     const bool narrow = linear->config.lora > 0;
     const colo_lora_t lora = {&saved->lora_a, &saved->lora_b, narrow ? saved->lora_scale : 0};
-    const struct colo_linear_tokens tokens = {&saved->hidden, &saved->targets, &saved->support,
-                                              weighs ? saved->class_weight.data : NULL,
-                                              narrow ? &lora : NULL};
+    const struct colo_linear_tokens tokens = {
+        &saved->hidden,        &saved->targets,
+        &saved->support,       weighs ? saved->class_weight.data : NULL,
+        narrow ? &lora : NULL, NULL};
     COLO_TRY(run(&call, &tokens, &up));
     if ((call.size.keeps && call.size.in_place) || shares(&call.size))
         saved->valid = false;
@@ -448,7 +457,8 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
     COLO_TRY(ready(linear, &call.size, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_save_support(batch->support);
     place_saved(&call, NULL, &nowhere);
-    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets, &support,
-                                              colo_loss_address(batch->class_weight), batch->lora};
+    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets,
+                                              &support,      colo_loss_address(batch->class_weight),
+                                              batch->lora,   colo_loss_address(batch->temperature)};
     return run(&call, &tokens, &up);
 }

@@ -161,6 +161,7 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call,
     call->args.support = colo_loss_support(tokens->support);
     call->args.support.token_of = call->rows.token_of;
     call->args.class_weight = tokens->class_weight;
+    call->args.temperature = tokens->temperature;
     call->args.row_stride = call->size.z_stride;
     call->args.d_dtype = linear->dtype;
     call->true_columns = call->args.true_columns;

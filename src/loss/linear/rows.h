@@ -53,6 +53,10 @@ struct colo_linear_upstream_rows {
     double factor[COLO_LINEAR_UPS];
     void *to[COLO_LINEAR_UPS];
     bool mean;
+    /* What divides a token's d_logits, f32 [T], or multiplies those of a row, f64 [R]; NULL: 1. Of
+     * the largest value that is what counts. */
+    const float *temperature;
+    const double *row_coldness;
     float *scale; /* [COLO_LINEAR_SCALE], written; NULL: values are as said */
     double lift;
     bool exact;

@@ -159,6 +159,7 @@ struct colo_linear_tokens {
     const colo_support_saved_t *support;
     const void *class_weight; /* NULL: none */
     const colo_lora_t *lora;  /* NULL: none */
+    const void *temperature;  /* of forward and the loss pass; NULL: none */
 };
 /* The members of @call before aux are set; packs the tokens */
 colo_status_t colo_linear_begin(struct colo_linear_call *call,
