@@ -87,6 +87,14 @@ typedef struct colo_packing_t {
 COLO_API colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout_t *layout,
                                          int64_t rank, int64_t *rows);
 /**
+ * colo_packing_most_rows() - how many rows the rank has that has most of them; local
+ * For memory that is the same on all ranks: one look at the tables, whatever the number of ranks.
+ * @rows:     out
+ * Errors:    those of colo_packing_rows()
+ */
+COLO_API colo_status_t colo_packing_most_rows(const colo_packing_t *packing,
+                                              const colo_layout_t *layout, int64_t *rows);
+/**
  * colo_packing_index() - which rows @rank holds, in the order of its tensor; local
  * @index:   out [2][rows], rows as colo_packing_rows() says: first the position of each row in its
  *           sequence, then the number of that sequence. A position >= seq_len is padding, one < 0

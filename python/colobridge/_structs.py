@@ -436,6 +436,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_nodes_create': (INT, [_p(P), P, i64]),
     'colo_nodes_destroy': (None, [_p(P)]),
     'colo_packing_index': (INT, [_p(Packing), _p(Layout), i64, P]),
+    'colo_packing_most_rows': (INT, [_p(Packing), _p(Layout), P]),
     'colo_packing_pieces': (INT, [_p(Packing), _p(Layout), i64, P, P]),
     'colo_packing_rows': (INT, [_p(Packing), _p(Layout), i64, P]),
     'colo_partition_check': (INT, [_p(Partition)]),

@@ -327,7 +327,7 @@ class Repacking(Comparable):
 
     def most_rows(self, src: Layout, dst: Layout) -> tuple[int, int]:
         """Rows of the fullest x, and of the fullest y."""
-        return cast(tuple[int, int], tuple(max(packing.rows(rank, layout) for rank in layout.grid.ranks())
+        return cast(tuple[int, int], tuple(result(s.i64, 'colo_packing_most_rows', packing._raw, layout._raw).value
                                            for packing, layout in ((self.src, src), (self.dst, dst))))
 
     def _batch(self, bridge: Any) -> Any:

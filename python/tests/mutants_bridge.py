@@ -518,6 +518,12 @@ BRIDGES = {
     'context ranks of a batch of its own are those of the model': (
         'megatron_relayout.py', 'own if own is not None else _group(cp_group', '_group(cp_group', 'test_megatron_relayout.py',
         'its_mode'),
+    'a packed call goes to where the last one went': (
+        'torch/ragged.py', ' or last.tables.dst is not dst:', ':', 'test_torch_packed.py', 'on_processes'),
+    'a packed call takes rows for those of the last one': (
+        'torch/ragged.py', 'or call.kinds[0][0] != _kind(x) ', '', 'test_torch_packed.py', 'what_the_last_call_had'),
+    'the last packed call had a gradient': (
+        'torch/ragged.py', '    if grads and not x.requires_grad:\n        return None\n', '', 'test_torch_packed.py', 'what_the_last_call_had'),
     'a halo of tensor ranks is that of context ranks': (
         'torch/halo.py', '_begins(dst, cp, tp, me, x.device)', '_begins(dst, cp, tp, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
     'packings with and without halos are the same': (

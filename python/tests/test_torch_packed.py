@@ -199,6 +199,33 @@ def test_groups_of_one_dim_are_refused(world):
         assert 'pad=True without cu_seqlens' in said[2], said
 
 
+def what_the_last_call_had(rank):
+    """Calls that differ from the one before in one thing only, and those that do not."""
+    group, cu = dist.group.WORLD, [0, 16, 24]
+    src, dst = (cb.Packing(cu, split=split) for split in ('zigzag', 'block'))
+    carry = ct.PackedBridge('cp=4', 'cp=4', group=group)
+    x = torch.arange(12.).view(6, 2) + 100 * rank
+    want = carry(x, src, dst)
+    for like in (x.clone(), x.double(), torch.cat([x, x], 1), x.clone().requires_grad_(), x.clone(), (x.clone(),), x.clone()):
+        y = carry(like, src, dst)
+        one, of = (y[0], like[0]) if isinstance(like, tuple) else (y, like)
+        assert torch.equal(one, torch.cat([want, want], 1).to(of.dtype)[:, :of.shape[1]]) and one.dtype == of.dtype
+    y = carry(x.clone().requires_grad_(), src, dst)
+    for leaf in (x.clone().requires_grad_(), x.clone()):  # y has a gradient on every rank, also of those whose x has none
+        y = carry(leaf, src, dst)
+        assert y.requires_grad
+        y.sum().backward()
+    with torch.no_grad():
+        assert not carry(x.clone().requires_grad_(), src, dst).requires_grad
+    assert torch.equal(carry(want, dst, src), x)
+    return refused(lambda: carry(x[:5], src, dst))
+
+
+def test_a_call_is_checked_by_what_the_last_call_had(world):
+    for said in world.run(what_the_last_call_had):
+        assert 'expected' in said and '5' in said, said
+
+
 def test_padding_of_a_packing():
     p = cb.Packing([0, 3, 8], split='zigzag', pad_to=4)
     assert [p.positions(rank, 'cp=2') for rank in range(2)] == [[0, 3, 0, 1, 6, 7], [1, 2, 2, 3, 4, 5]]

@@ -282,6 +282,7 @@ T_CASE(layouts_that_packings_cannot_have_are_refused)
     assert_fails(colo_packing_rows(&p, NULL, 0, &rows), COLO_ERR_ARG, "layout is NULL");
     assert_fails(colo_packing_rows(&p, &layout, 0, NULL), COLO_ERR_ARG, "rows is NULL");
     assert_fails(colo_packing_index(&p, &layout, 0, NULL), COLO_ERR_ARG, "index is NULL");
+    assert_fails(colo_packing_most_rows(&p, &layout, NULL), COLO_ERR_ARG, "rows is NULL");
     assert_ok(colo_layout_split(&layout, COLO_AXIS_ROWS, "tp", COLO_SPLIT_BLOCK));
     assert_ok(colo_packing_rows(&odd, &layout, 0, &rows)); /* 4 + 6 rows, and 4 */
     assert_int_equal(rows, 5);

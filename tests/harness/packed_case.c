@@ -419,6 +419,13 @@ static colo_status_t check_index(const t_packed_t *t, int k, int64_t rank)
     rank_try(colo_packing_index(&p, &layout, rank, index));
     for (int64_t i = 0; i < rows; i++)
         rank_check(index[i] == b.pos[i] && index[rows + i] == b.q[i]);
+    int64_t most, found = 0;
+    rank_try(colo_packing_most_rows(&p, &layout, &most));
+    for (int64_t i = 0; i < ref_side_size(&t->side[k].grid); i++) {
+        const int64_t has = ref_packed_rows(&t->side[k], i, NULL, NULL, NULL);
+        found = has > found ? has : found;
+    }
+    rank_check(most == found);
     rank_try(colo_packing_pieces(&p, &layout, rank, NULL, &n));
     rank_check(n <= MOST);
     rank_try(colo_packing_pieces(&p, &layout, rank, begin, &n));

@@ -403,6 +403,10 @@ def _uniform(self: Engine, x: Any, samples: int | None, shape: tuple[int, ...] |
 def call(self: Engine, halves: bool, x: Any, segments: Any = None, into: Any = None, samples: Any = None, shape: Any = None,
          like: Any = None, add: bool = False, inplace: bool | None = None, src: Any = None, dst: Any = None) -> Any:
     """A call of a bridge, its Ticket if @halves. It has what its kind of bridge has."""
+    if self.kind == 'packed' and not halves:
+        y = ragged_batches.again(self, x, src, dst)
+        if y is not None:
+            return y
     if self.kind != 'uniform':
         tables = self._tables(src, dst) if self.kind == 'packed' else segments
         asked = ragged_batches.asked(self, x, tables, into, like, add, inplace)

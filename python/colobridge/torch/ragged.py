@@ -5,7 +5,7 @@ import collections
 import ctypes as c
 import weakref
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 
@@ -432,6 +432,28 @@ def _placed(ragged: Ragged, batch: _Batch, into: Any, name: str, y: Any, add: bo
     return into if inplace else made.view(into.shape)
 
 
+class _Last(NamedTuple):
+    """The last call of a packed bridge, if it had one tensor."""
+    tables: Repacking
+    ragged: Ragged
+    call: _Call
+
+
+def again(self: Any, x: Any, src: Any, dst: Any) -> Any:
+    """The result of a call that differs from the last one in values alone, without what it would find again; None: it differs."""
+    last: _Last | None = self._again
+    if last is None or last.tables.src is not src or last.tables.dst is not dst:
+        return None
+    ragged, call = last.ragged, last.call
+    if not ragged.calls or ragged.calls[-1] is not call or call.kinds[0][0] != _kind(x) or ragged.comm.told[0] or not groups.known(
+            self.group):
+        return None
+    grads = torch.is_grad_enabled() and call.passed
+    if grads and not x.requires_grad:
+        return None
+    return CarryRagged.apply(call, None, (), bool(grads), None, x if grads else x.detach())[0]
+
+
 def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool, inplace: bool | None) -> Asked:
     """A call of a ragged bridge. Rows are merged by the library if all go into buffers that are written in place; else they
     come packed, and those that have a buffer are placed there. A copy of a buffer is written in place, too, so ranks need
@@ -469,6 +491,9 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
                 if t is not None:
                     _check_order(self, segments, t, name, ragged.comm.world_rank(ragged.comm.rank))
             call = ragged.add(_Call(ragged, batch, segments, xs, widths, intos, merged))
+    if self.kind == 'packed':
+        lasts = isinstance(given, torch.Tensor) and call.kinds[0][0] is not None and self._ranks is not None and len(self._ranks) > 1
+        self._again = _Last(segments, ragged, call) if lasts else None
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
         xs = [x.detach() for x in xs]

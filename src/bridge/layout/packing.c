@@ -48,6 +48,19 @@ colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout
     return COLO_OK;
 }
 
+colo_status_t colo_packing_most_rows(const colo_packing_t *packing, const colo_layout_t *layout,
+                                     int64_t *out)
+{
+    COLO_ENDS(end_query) query_t query = {0};
+    COLO_FAIL_IF(!out, COLO_ERR_ARG, "packing: rows is NULL");
+    COLO_TRY(begin_query(&query, packing, layout, -1));
+    const colo_packed_t *rooms = &query.rooms;
+    *out = 0;
+    for (int64_t k = 0; k < rooms->axes.replicas * rooms->cp * rooms->sp; k++)
+        *out = query.halo.held[k] > *out ? query.halo.held[k] : *out;
+    return COLO_OK;
+}
+
 colo_status_t colo_packing_index(const colo_packing_t *packing, const colo_layout_t *layout,
                                  int64_t rank, int64_t *index)
 {
