@@ -286,7 +286,7 @@ __device__ void read_columns(sums<typename D::real> &a, const colo_distill_args 
     using R = typename D::real;
     constexpr int N = D::N;
     const R factor = (R)p.base.factor, cap = (R)p.base.cap,
-            target_factor = (R)p.target_factor;
+            target_factor = (R)p.target_factor, target_cap = (R)p.target_cap;
     for (int64_t j = from + (int64_t)threadIdx.x * N; j < end; j += (int64_t)THREADS * N) {
         R x[N], w[N], v[N];
         fetch<D, E>(p, row, targets, j, x, w);
@@ -295,7 +295,7 @@ __device__ void read_columns(sums<typename D::real> &a, const colo_distill_args 
             const bool there = j + e >= 0 && j + e < end;
             x[e] = there ? x_of(x[e], factor, cap) : minus_inf<R>();
             /* the logarithm of a negative one is NaN, as it must be */
-            v[e] = !there ? minus_inf<R>() : p.probs ? log_of(w[e]) : target_factor * w[e];
+            v[e] = !there ? minus_inf<R>() : p.probs ? log_of(w[e]) : x_of(w[e], target_factor, target_cap);
             w[e] = there ? w[e] : (R)0;
         }
         absorb<R, N>(a, x, v, w, p.probs, p.divergence == COLO_DIVERGENCE_REVERSE_KL);
@@ -417,7 +417,7 @@ template <typename R>
 __device__ void take_pair(const colo_distill_args &p, const pair_numbers<R> &k, R z, R w, R *s)
 {
     const R dx = below(z, (R)p.base.factor, (R)p.base.cap, k.m),
-            dv = below(w, (R)p.target_factor, (R)0, k.mv), t = (dx - dv) - k.log_ratio,
+            dv = below(w, (R)p.target_factor, (R)p.target_cap, k.mv), t = (dx - dv) - k.log_ratio,
             lp = dx - k.log_sum, lq = dv - k.log_sum_v;
     if (t != t)
         return;
@@ -491,7 +491,7 @@ template <typename R>
 __device__ R other_slope(const colo_distill_args &p, const row_numbers<R> &k, R prob, R z, R w)
 {
     const R t = (below(z, (R)p.base.factor, (R)p.base.cap, k.pair.m) -
-                 below(w, (R)p.target_factor, (R)0, k.pair.mv)) -
+                 below(w, (R)p.target_factor, (R)p.target_cap, k.pair.mv)) -
                 k.pair.log_ratio;
     R u = t;
     if (p.divergence == COLO_DIVERGENCE_JSD) {
@@ -508,13 +508,14 @@ template <typename R, int N>
 __device__ void gradient(const colo_distill_args &p, const row_numbers<R> &k, R *x, const R *w)
 {
     const R factor = (R)p.base.factor, cap = (R)p.base.cap,
-            target_factor = (R)p.target_factor;
+            target_factor = (R)p.target_factor, target_cap = (R)p.target_cap;
 #pragma unroll
     for (int e = 0; e < N; e++) {
         R dz = k.nan ? (R)CUDART_NAN : (R)0;
         if (k.counts) {
             const R v = x_of(x[e], factor, cap),
-                    q = p.probs ? w[e] : exp_of(target_factor * w[e] - k.mv - k.log_sum_v);
+                    q = p.probs ? w[e] : exp_of(x_of(w[e], target_factor, target_cap) - k.mv -
+                                                 k.log_sum_v);
             const R prob = exp_of(v - k.m - k.log_sum);
             dz = k.g * (k.q_all * prob - q);
             if (p.divergence != COLO_DIVERGENCE_FORWARD_KL && prob > 0)
@@ -619,7 +620,7 @@ template <typename D, typename E> struct launcher {
         const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
         const unsigned grid = (unsigned)std::min<int64_t>(rows, 1 << 30);
         constexpr bool can = std::is_same<D, E>::value && sizeof(typename D::real) == 4;
-        const bool plain = can && !p.probs && p.base.cap == 0 &&
+        const bool plain = can && !p.probs && p.base.cap == 0 && p.target_cap == 0 &&
                            (float)p.base.factor > 0 && (float)p.target_factor > 0 &&
                            std::isfinite((float)p.base.factor) &&
                            std::isfinite((float)p.target_factor);

@@ -4,7 +4,8 @@
  * the vocabulary like the logits: distillation from a teacher's logits, or soft labels.
  *
  * Student: x of a logit as in logprob.h, p = softmax(x) over the whole vocabulary. Targets w:
- *   COLO_DISTILL_LOGITS  q = softmax(target_scale w / target_temperature), Q = 1
+ *   COLO_DISTILL_LOGITS  q = softmax(y), y = target_scale w / target_temperature, Q = 1; with a
+ *                        target_softcap c: y = c tanh(target_scale w / c) / target_temperature
  *   COLO_DISTILL_PROBS   q = w as it is, Q = sum_j q_j over the whole vocabulary (not
  *                        normalised)
  *   ce = -sum_j q_j log p_j
@@ -64,11 +65,12 @@ typedef struct colo_distill_config_t {
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
     int64_t divergence; /* a colo_divergence_t: what kl is; not 0 only with COLO_DISTILL_LOGITS */
     double beta;         /* of JSD, 0 < beta < 1 */
-    int64_t reserved[6]; /* 0: room for members of newer headers. The size never changes, because
+    double target_softcap; /* 0: none; COLO_DISTILL_LOGITS only */
+    int64_t reserved[5]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_distill_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, COLO_DIVERGENCE_FORWARD_KL, 0.5, {}
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, COLO_DIVERGENCE_FORWARD_KL, 0.5, 0.0, {}
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \

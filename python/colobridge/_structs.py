@@ -122,7 +122,7 @@ class LogitsOptions(c.Structure):
 class DistillConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', INT), ('target_temperature', DOUBLE),
                 ('target_scale', DOUBLE), ('order', i64), ('divergence', i64), ('beta', DOUBLE),
-                ('reserved', i64 * 6)]
+                ('target_softcap', DOUBLE), ('reserved', i64 * 5)]
 
 
 class DistillSaved(c.Structure):

@@ -92,7 +92,7 @@ MUTANTS = {
         'torch/cross_entropy.py', '@operator(_alone)\ndef cross_entropy(', 'def cross_entropy(', 'test_torch_cross_entropy.py',
         'mistake_on_one_rank'),
     'the ranks that share a head do not hear what is wrong with linear_cross_entropy()': (
-        'torch/calls.py', ", 'its group': head.tp_group}", '}', 'test_torch_cross_entropy.py', 'mistake_on_one_rank'),
+        'torch/calls.py', "head.bias, head.shard_group, head.tp_group", 'head.bias, head.shard_group', 'test_torch_cross_entropy.py', 'mistake_on_one_rank'),
     'the ranks of cross_entropy have means of their own': (
         'torch/cross_entropy.py', 'tp_group, reduce_group, vocab,', 'tp_group, None, vocab,', 'test_torch_cross_entropy.py',
         'over_ranks'),
@@ -439,6 +439,26 @@ MUTANTS = {
     'a step is made by a gradient that an infinite reverse KL does not have': (
         'torch/losses.py', 'by.masked_fill((d == torch.inf)[..., None], torch.nan) if reverse else by', 'by', 'test_torch_losses.py',
         'top_k_special'),
+    "a chunk's gradient of the weight is that of all": (
+        'torch/linear_distill.py', 'into.addmm_(d.t(), h)', 'into.copy_(d.t() @ h)', 'test_torch_linear_distill.py', 'alone'),
+    'a teacher has the cap of the student': (
+        'torch/linear_distill.py', '(0, teacher.temperature, teacher.scale, teacher.softcap,', '(0, teacher.temperature, teacher.scale, student.softcap,',
+        'test_torch_linear_distill.py', 'alone'),
+    'padding of a head is among its columns': (
+        'torch/linear_distill.py', '(min(row[i], size), min(row[i + 2], size))', '(row[i], row[i + 2])', 'test_torch_linear_distill.py', 'alone'),
+    'each rank has the gradient of its columns alone': (
+        'torch/linear_distill.py', 'for d in (hidden if work.adds else None,', 'for d in (None,', 'test_torch_linear_distill.py', 'on_threads'),
+    'each rank has the gradient of A of its columns alone': (
+        'torch/linear_distill.py', 'a if work.comm.size > 1 else None)', 'None)', 'test_torch_linear_distill.py', 'on_threads'),
+    'a second backward multiplies gradients again': (
+        'torch/linear_distill.py', '    ctx.made = None\n', '', 'test_torch_linear_distill.py', 'one_backward'),
+    'tokens that a mask leaves out have the weight of others': (
+        'torch/linear_distill.py', 'weights if weights is None else up, mean, group)', 'None, mean, group)', 'test_torch_linear_distill.py', 'alone'),
+    'shards of other columns are taken': (
+        'torch/linear_distill.py', 'if [b for b in tables[0] if b[0] < b[1]] != [b for b in tables[1] if b[0] < b[1]] or', 'if False or',
+        'test_torch_linear_distill.py', 'can_be_moved'),
+    'rows of a head lie where they lay': (
+        'torch/linear_distill.py', 'out[lo - first:hi - first] =', 'out[lo - begin:hi - begin] =', 'test_torch_linear_distill.py', 'rows_of_a_head'),
     'values of several numbers per token are spread as if of one': (
         'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
         'test_logits_of_any_strides'),
@@ -719,7 +739,7 @@ MUTANTS = {
     'rows of a Head are not those that DeepSpeed has': (
         'torch/linear.py', 'if of.rows not in (None, rows):', 'if False:', 'test_torch_head.py', 'what_a_head_does'),
     'a Head\'s ranks do not hear of an error': (
-        'torch/calls.py', "'shard_group': head.shard_group, 'its group': head.tp_group", '', 'test_refusals.py', 'linear and not bridge'),
+        'torch/calls.py', 'talk += head.weight, head.bias, head.shard_group, head.tp_group', 'pass', 'test_refusals.py', 'linear and not bridge'),
     'a graph writes main_grad': (
         'torch/compiled.py', " or given.get('weight.main_grad')", '', 'test_torch_compiled.py', 'writes_its_arguments'),
     'an option that is a tensor is kept as it was': (

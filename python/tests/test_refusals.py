@@ -88,6 +88,9 @@ CALLS = {
     'topk_logprob': (lambda m, no: ct.topk_logprob(m.z, no or 3, **m.columns).logp, -1),
     'logprob_at': (lambda m, no: ct.logprob_at(m.z, no or m.t[:, None], **m.columns), [3]),
     'distill': (lambda m, no: ct.distill(m.z, m.z[:, :no], **m.columns).kl, 2),
+    'linear_distill': (lambda m, no: ct.linear_distill(m.h, m.w, m.h, m.w, kind=no or 'tv', tp_group=m.tp, reduce_group=m.cp).loss,
+                       'kl'),
+    'reshard_head': (lambda m, no: ct.reshard_head(m.w, no or (0, 2), group=m.tp), (0, 99)),
     'a divergence': (lambda m, no: ct.distill(m.z, m.z, kind=no or 'tv', reduce_group=m.cp, **m.columns).loss, 'kl'),
     'topk_distill': (lambda m, no: ct.topk_distill(m.z, m.t[:, None], m.z[:, :1], kind=no or 'reverse_kl', reduction='none',
                                                    **m.columns), 'jsd'),
@@ -132,8 +135,8 @@ CALLS = {
     'entropy of hidden': (lambda m, no: compat.from_parallel_hidden_to_entropy_packed_sequences(
         m.h[None], m.w, *m.packed, *m.actions, m.tp, temperature=no or 1.)[0], -1.),
 }
-COMPARED = {'linear_logprob of a head of other rows'}  # by the ranks, which wait for each other
-OVER = {1: ('nll per token', 'linear_logprob of a head that cannot be made', 'topk_logprob', 'logprob_at', 'distill', 'topk_distill', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy', 'hidden to logprobs in chunks'), 2: ('weighted_sum', 'gather', 'a new sequence')}  # a rank talks to the rank of this number xor its own, in other calls to all
+COMPARED = {'linear_logprob of a head of other rows', 'reshard_head'}  # by the ranks, which wait for each other
+OVER = {1: ('nll per token', 'linear_logprob of a head that cannot be made', 'topk_logprob', 'logprob_at', 'distill', 'topk_distill', 'reshard_head', 'entropy', 'over_chunks', 'vocab_parallel_entropy', 'vocab_parallel_cross_entropy', 'linear_cross_entropy', 'hidden to logprobs in chunks'), 2: ('weighted_sum', 'gather', 'a new sequence')}  # a rank talks to the rank of this number xor its own, in other calls to all
 WRONG = {'all ranks': {0, 1, 2, 3}, 'one rank': {1}, 'one row': {0, 1}, 'one column': {1, 3}}
 
 

@@ -384,7 +384,7 @@ def test_top_k_special_values():
     logp = torch.tensor([[1.0, 0.0]]).log()  # nothing is left
     d = ct.topk_distill(x, ids[:1], logp, kind='reverse_kl', reduction='none')
     d.sum().backward()
-    assert d[0] == INF and x.grad[0, 2:].isnan().all()
+    assert d[0] == INF and x.grad.isnan().all()
     x.grad = None
     d = ct.topk_distill(x, ids[:1], logp, reduction='none')
     d.sum().backward()

@@ -74,6 +74,9 @@ def heads(h: Tensor, w: Tensor, t: Tensor, layer: torch.nn.Linear, group: dist.P
     ct.Head(w, d_hidden='partly')  # refused
     assert_type(ct.linear_nll(h, head, t, reduce_group=group, chunk_size=512), ct.Loss)
     assert_type(ct.linear_nll(h, w, t, reduction='sum', upstream=0.5), ct.Loss)
+    assert_type(ct.linear_distill(h, head, h, w, kind='reverse_kl', teacher_temperature=0.5), ct.Loss)
+    assert_type(ct.linear_distill(h, head, h, w, reduction='none', mode='logprob', mask=t != 0), Tensor)
+    assert_type(ct.reshard_head(w, (0, 50), group=group), Tensor)
     assert_type(ct.linear_nll(h, w, t, reduction='none', mode='auto'), Tensor)
     assert_type(ct.linear_nll(h, w, t, reduction=word), ct.Loss | Tensor)
     ct.linear_nll(h, layer, t)  # refused

@@ -3,7 +3,7 @@
  * distill-args.h (private) - arguments of distill.h's three kernels: stats, (one all-gather),
  * merge, grad.
  *
- * v of a target is target_scale w / target_temperature, or log w of a probability. A block, after
+ * v of a target is y of distill.h, or log w of a probability. A block, after
  * the header of args.h, in the stat dtype, one number a token each:
  *
  *   mx  max x of the shard; NaN when it has a NaN or +inf, or when its targets do
@@ -46,7 +46,7 @@
 struct colo_distill_args {
     struct colo_logprob_args base; /* shard, blocks, header; its targets, out, saved: not used */
     bool probs;
-    double target_factor;
+    double target_factor, target_cap; /* as factor and cap of the base */
     colo_dtype_t target_dtype;
     const void *targets;
     int64_t target_row_stride;

@@ -32,6 +32,8 @@ static colo_status_t check_config(const union colo_loss_config *own)
     COLO_FAIL_IF(!isfinite(c->target_scale) || !isfinite(c->target_scale / c->target_temperature),
                  COLO_ERR_ARG, "distill: target_scale / target_temperature = %g / %g is not finite",
                  c->target_scale, c->target_temperature);
+    COLO_FAIL_IF(!(c->target_softcap >= 0) || isinf(c->target_softcap), COLO_ERR_ARG,
+                 "distill: target_softcap is %g, expected finite and >= 0", c->target_softcap);
     COLO_FAIL_IF(c->divergence < COLO_DIVERGENCE_FORWARD_KL ||
                      c->divergence > COLO_DIVERGENCE_ACCEPTANCE,
                  COLO_ERR_ARG, "distill: divergence is %" PRId64 ", expected %d to %d",
@@ -83,6 +85,7 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_args *ba
     *args = (struct colo_distill_args){.base = *base,
                                        .probs = c->targets == COLO_DISTILL_PROBS,
                                        .target_factor = c->target_scale / c->target_temperature,
+                                       .target_cap = c->target_softcap / c->target_temperature,
                                        .divergence = (colo_divergence_t)c->divergence,
                                        .beta = c->divergence == COLO_DIVERGENCE_JSD ? c->beta : 0};
 }
@@ -103,6 +106,7 @@ static uint64_t hash_config(const struct colo_logprob_args *base)
     uint64_t hash = colo_hash_i64(colo_logprob_hash_config(&args->base.config, args->base.dtype),
                                   (int64_t)colo_logprob_hash_config(&targets, args->target_dtype));
     hash = colo_hash_i64(hash, args->divergence);
+    hash = colo_hash_bytes(hash, &args->target_cap, sizeof args->target_cap);
     return colo_hash_bytes(hash, &args->beta, sizeof args->beta);
 }
 
@@ -121,6 +125,7 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_logprob_describe(base, fields);
     colo_fields_add(fields, "targets", "%s", args->probs ? "probs" : "logits");
     colo_fields_add(fields, "target_scale / target_temperature", "%.9g", args->target_factor);
+    colo_fields_add(fields, "target_softcap / target_temperature", "%.9g", args->target_cap);
     colo_fields_add(fields, "divergence", "%d", (int)args->divergence);
     colo_fields_add(fields, "beta", "%.9g", args->beta);
     colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(args->target_dtype));

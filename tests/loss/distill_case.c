@@ -109,6 +109,7 @@ ref_distill_opts_t distill_case_opts(const distill_case_t *c)
         .probs = c->config.targets == COLO_DISTILL_PROBS,
         .target_temperature = c->config.target_temperature,
         .target_scale = c->config.target_scale,
+        .target_softcap = c->config.target_softcap,
         .divergence = (int)c->config.divergence,
         .beta = c->config.beta,
     };

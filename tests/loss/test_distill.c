@@ -23,6 +23,8 @@ static void draw_options(uint64_t *rng)
         c.config.target_temperature = 0.5 + 2 * t_uniform(rng);
     if (t_below(rng, 3) == 0)
         c.config.target_scale = 0.5;
+    if (c.config.targets == COLO_DISTILL_LOGITS && t_below(rng, 3) == 0)
+        c.config.target_softcap = 5;
     c.masked = gather_draw(&c.shape, &c.config.logits, c.mask, rng);
     if (c.config.targets == COLO_DISTILL_LOGITS)
         distill_case_diverge(&c, (colo_divergence_t)t_below(rng, 5), 0.1 + 0.8 * t_uniform(rng));

@@ -93,6 +93,7 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = 0, "target_temperature is 0");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = NAN, "target_temperature is ");
     ARG(OF_DISTILL, a.cfg.distill.target_scale = inf, "target_scale / target_temperature = inf");
+    ARG(OF_DISTILL, a.cfg.distill.target_softcap = -1, "target_softcap is -1, expected finite");
     ARG(OF_DISTILL, a.cfg.distill.divergence = 5, "divergence is 5, expected 0 to 4");
     ARG(OF_DISTILL, a.cfg.distill.divergence = -1, "divergence is -1, expected 0 to 4");
     ARG(OF_DISTILL,

@@ -180,7 +180,8 @@ static void both(const ref_distill_opts_t *o, const double *z, const double *w, 
                  double *lp, double *q, ref_distill_row_t *row)
 {
     const ref_logprob_opts_t targets = {.temperature = o->target_temperature,
-                                        .scale = o->target_scale};
+                                        .scale = o->target_scale,
+                                        .softcap = o->target_softcap};
     double lo = INFINITY, hi = -INFINITY, qlo = INFINITY, qhi = -INFINITY;
     log_softmax(&o->logits, z, n, lp);
     if (!o->probs)

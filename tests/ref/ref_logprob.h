@@ -44,7 +44,7 @@ void ref_support_grad(const ref_logprob_opts_t *o, const double *z, int64_t voca
 typedef struct ref_distill_opts {
     ref_logprob_opts_t logits; /* temperature, scale, softcap */
     bool probs;
-    double target_temperature, target_scale;
+    double target_temperature, target_scale, target_softcap;
     enum { REF_FORWARD, REF_REVERSE, REF_JSD, REF_TV, REF_ACCEPTANCE } divergence;
     double beta;
 } ref_distill_opts_t;

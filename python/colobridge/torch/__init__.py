@@ -10,6 +10,7 @@ from .cross_entropy import cross_entropy, linear_cross_entropy
 from .halo import halo
 from .head import Head
 from .linear import linear_logprob, linear_nll
+from .linear_distill import linear_distill, reshard_head
 from .losses import Distilled, TopK, Weighted, distill, entropy, logprob_at, topk_distill, topk_logprob, weighted_sum
 from .logprob import logprob
 from .modules import CrossEntropyLoss, LinearCrossEntropyLoss
@@ -25,5 +26,5 @@ from .tower_plan import TowerPlan
 from .types import Group
 
 __all__ = ['Bridge', 'CrossEntropyLoss', 'Distilled', 'EncoderParallel', 'Group', 'Head', 'LinearCrossEntropyLoss', 'Loss', 'PackedBridge', 'RaggedBridge', 'Sequence', 'Support', 'Ticket', 'TopK', 'TowerPlan', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
-           'cross_entropy', 'distill', 'entropy', 'group_ranks', 'halo', 'linear_cross_entropy', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
-           'next_token', 'nll', 'over_chunks', 'plan_towers', 'relayout', 'shard', 'shutdown', 'topk_distill', 'topk_logprob', 'unshard', 'weighted_sum']
+           'cross_entropy', 'distill', 'entropy', 'group_ranks', 'halo', 'linear_cross_entropy', 'linear_distill', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
+           'next_token', 'nll', 'over_chunks', 'plan_towers', 'relayout', 'reshard_head', 'shard', 'shutdown', 'topk_distill', 'topk_logprob', 'unshard', 'weighted_sum']

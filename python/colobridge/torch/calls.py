@@ -37,10 +37,11 @@ def _run(fn: Any, args: Any, kwargs: Any) -> Any:
     except _ERRORS as why:
         given = dict(zip(inspect.signature(fn).parameters, args), **kwargs)
         unused = 'reduce_group' if given.get('reduction') == 'none' else None
+        talk = [value for name, value in given.items() if name != unused and (
+            name in PARAMETERS or not hasattr(value, 'placements'))]  # DTensors of tokens do not talk
         for head in [value for value in given.values() if isinstance(value, Head)]:
-            given.update({'lm_head_weight': head.weight, 'bias': head.bias, 'shard_group': head.shard_group, 'its group': head.tp_group})
-        tell(why, (value for name, value in given.items() if name != unused and (
-            name in PARAMETERS or not hasattr(value, 'placements'))))  # DTensors of tokens do not talk
+            talk += head.weight, head.bias, head.shard_group, head.tp_group
+        tell(why, talk)
         raise
 
 

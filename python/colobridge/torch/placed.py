@@ -24,7 +24,7 @@ from .ready import number
 from .tensors import checked, stream_of
 
 # Names of arguments that may be heads which ranks share; 'weight' beside 'input' is of classes.
-PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight', 'lm_head_bias', 'linear_weight', 'linear_bias'))
+PARAMETERS = frozenset(('weight', 'bias', 'lm_head_weight', 'lm_head_bias', 'linear_weight', 'linear_bias', 'head', 'teacher_head'))
 _SAMPLE = 4096  # elements of hidden states by which ranks compare them
 
 

@@ -72,6 +72,18 @@ class DivergenceOptions(DistillOptions, total=False):
     reduce_group: Group | None
 
 
+class LinearDistillOptions(TypedDict, total=False):
+    """Of linear_distill()"""
+    kind: Divergence
+    beta: float
+    temperature: float
+    teacher_temperature: float | None
+    mask: torch.Tensor | None
+    reduce_group: Group | None
+    tp_group: Group | None
+    chunk_size: int | None
+
+
 class TopkDistillOptions(TypedDict, total=False):
     """Of topk_distill()"""
     kind: Literal['forward_kl', 'reverse_kl']

@@ -30,7 +30,7 @@ static double v_of(const struct colo_distill_args *args, int64_t token, int64_t 
     double w = target_of(args, token, j);
     if (args->probs)
         return w >= 0 && w < INFINITY ? log(w) : NAN;
-    return colo_scalar_x(args->base.dtype, w, args->target_factor, 0);
+    return colo_scalar_x(args->base.dtype, w, args->target_factor, args->target_cap);
 }
 
 struct row {

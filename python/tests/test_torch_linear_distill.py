@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""linear_distill() and reshard_head() against PyTorch in f64 on whole vocabularies: kinds, modes, chunks, heads of other
+widths, dtypes and paddings, LoRAs, masks, processes, threads, products, refusals."""
+import itertools
+import math
+import re
+import sys
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from test_torch_losses import BETA, KINDS  # noqa: E402
+from test_torch_dtensor import DTensor  # noqa: E402
+from world import meet  # noqa: E402
+
+T, H, HT, V = 7, 6, 10, 23
+PAD, PAD_T = 28, 24  # rows of the heads, of which those from V on are padding
+MODES = 'loss', 'logprob'
+
+
+class Models:
+    """A student and a teacher in f64, whose leaves are on all ranks alike."""
+
+    def __init__(self, dtype=torch.float64, pad=PAD, pad_t=PAD_T):
+        rng = torch.Generator().manual_seed(3)
+        draw = lambda *shape: torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype)  # noqa: E731
+        self.h, self.w, self.b = draw(T, H), draw(pad, H), draw(pad)
+        self.a, self.lb = draw(3, H), draw(pad, 3)
+        self.th, self.tw = draw(T, HT), draw(pad_t, HT) / 2
+        self.mask = torch.tensor([1, 1, 0, 1, 1, 0, 1]).bool()
+        self.weights = torch.rand(T, generator=rng, dtype=torch.float64) * self.mask
+        self.up = draw(T).double()
+
+
+OPTIONS = dict(softcap=7.0, scale=0.8), dict(softcap=5.0, scale=1.2)  # of the heads
+LEAVES = 'h', 'w', 'b', 'a', 'lb'
+
+
+def squashed(z, softcap, scale, temperature):
+    return softcap * torch.tanh(scale * z / softcap) / temperature
+
+
+def expected(m, kind, reduction, mask):
+    """(value, gradients of LEAVES) of whole logits in f64"""
+    leaves = [getattr(m, name).double().clone().requires_grad_() for name in LEAVES]
+    h, w, b, a, lb = leaves
+    z = squashed((h @ w.t() + b + 0.5 * (h @ a.t()) @ lb.t())[:, :V], temperature=1.5, **OPTIONS[0])
+    y = squashed((m.th.double() @ m.tw.double().t())[:, :V], temperature=0.9, **OPTIONS[1])
+    d = KINDS[kind](z.log_softmax(-1), y.log_softmax(-1))
+    by = torch.ones(T, dtype=torch.float64) if mask is None else mask.double()
+    value = d * by if reduction == 'none' else (d * by).sum() / (by.sum() if reduction == 'mean' else 1)
+    grads = torch.autograd.grad((value * m.up).sum() if reduction == 'none' else value, leaves)
+    return value.detach(), grads
+
+
+def cut(rows, rank, size):
+    """Of rows of a head: parts of V that the ranks have, and the last rank its padding"""
+    ends = [V * r // size for r in range(size)] + [rows]
+    return slice(ends[rank], ends[rank + 1])
+
+
+def found(m, rank, size, group, kind, reduction, mask, mode, chunk_size):
+    mine, theirs = cut(len(m.w), rank, size), cut(len(m.tw), rank, size)
+    leaves = [(t if name in ('h', 'a') else t[mine]).clone().requires_grad_() for name, t in ((n, getattr(m, n)) for n in LEAVES)]
+    h, w, b, a, lb = leaves
+    vocab = mine.start, V
+    value = ct.linear_distill(
+        h, ct.Head(w, b, lora=(a, lb, 0.5), vocab=vocab, tp_group=group, **OPTIONS[0]), m.th,
+        ct.Head(m.tw[theirs].clone().requires_grad_(), vocab=vocab, **OPTIONS[1]), kind=kind, beta=BETA, temperature=1.5,
+        teacher_temperature=0.9, mask=mask, reduction=reduction, mode=mode, chunk_size=chunk_size)
+    total = (value * m.up).sum() if reduction == 'none' else value.loss
+    total.backward()
+    return value if reduction == 'none' else value.loss, [t.grad for t in leaves], mine
+
+
+def agrees(rank, size, group, chunks=(1, 3, T, T + 3)):
+    m = Models()
+    said = []
+    for kind, mode in itertools.product(KINDS, MODES):
+        for reduction, mask, chunk in ((r, mask, c) for r in ('mean', 'sum', 'none') for mask, c in zip(
+                (None, m.mask, m.weights, m.mask), chunks)):
+            if mode == 'loss' and reduction == 'none':
+                continue
+            want, d_want = expected(m, kind, reduction, mask)
+            got, d_got, mine = found(m, rank, size, group, kind, reduction, mask, mode, chunk)
+            torch.testing.assert_close(got.detach(), want, rtol=1e-10, atol=1e-12, msg='%s %s %s' % (kind, mode, reduction))
+            for name, have, wanted in zip(LEAVES, d_got, d_want):
+                torch.testing.assert_close(have, wanted if name in ('h', 'a') else wanted[mine], rtol=1e-9, atol=1e-11,
+                                           msg='%s of %s %s %s' % (name, kind, mode, reduction))
+            said.append(got.tolist())
+    return said
+
+
+def test_values_and_gradients_alone():
+    agrees(0, 1, None)
+
+
+def on_processes(rank):
+    return agrees(rank, 4, dist.group.WORLD, (3,) * 4)
+
+
+def test_values_and_gradients_on_processes(world):
+    said = world.run(on_processes)
+    assert all(s == said[0] for s in said)
+
+
+def test_values_and_gradients_on_threads():
+    for size in (2, 3, 8):
+        cb.run_threads(size, lambda world: agrees(world.rank, size, world, (5,) * 4))
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_chunks_do_not_change_values(mode):
+    m = Models(torch.float32)
+    values = [found(m, 0, 1, None, 'reverse_kl', 'mean', None, mode, chunk) for chunk in (None, *range(1, T + 4))]
+    for value, grads, _ in values:
+        torch.testing.assert_close(value, values[0][0], rtol=1e-6, atol=0)
+        for mine, first in zip(grads, values[0][1]):
+            torch.testing.assert_close(mine, first, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('mode, student, teacher', [('loss', 3, 1), ('logprob', 4, 2)])
+def test_products(mode, student, teacher):
+    m = Models(pad=V, pad_t=V)
+    h, w = m.h.clone().requires_grad_(), m.w.clone().requires_grad_()
+    seen = {H: 0, HT: 0}
+    original = torch.Tensor.__matmul__
+
+    def counted(a, b):
+        for width in seen:
+            seen[width] += width in (*a.shape, *b.shape)
+        return original(a, b)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, '__matmul__', counted)
+        patch.setattr(torch.Tensor, 'addmm_', lambda into, a, b: into.add_(counted(a, b)))
+        ct.linear_distill(h, w, m.th, m.tw, mode=mode, chunk_size=T).loss.backward()
+    assert seen == {H: student, HT: teacher}
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_frozen_parts_get_no_gradient(mode):
+    m = Models()
+    for trained in itertools.product((False, True), repeat=3):
+        h, w, b = (t.clone().requires_grad_(on) for t, on in zip((m.h, m.w, m.b), trained))
+        loss = ct.linear_distill(h, ct.Head(w, b, vocab=V), m.th, ct.Head(m.tw, vocab=V), mode=mode, chunk_size=2).loss
+        assert loss.requires_grad == any(trained)
+        if any(trained):
+            loss.backward()
+        for t, on in zip((h, w, b), trained):
+            assert (t.grad is not None) == on
+
+
+def test_no_gradients_are_made_without_any():
+    m = Models()
+    w = m.w.clone().requires_grad_()
+    with torch.no_grad():
+        loss = ct.linear_distill(m.h, ct.Head(w, vocab=V), m.th, ct.Head(m.tw, vocab=V))
+    assert not loss.loss.requires_grad
+
+
+def test_mode_loss_has_one_backward():
+    m = Models()
+    h = m.h.clone().requires_grad_()
+    loss = ct.linear_distill(h, ct.Head(m.w, vocab=V), m.th, ct.Head(m.tw, vocab=V)).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match='linear_distill: a second backward of mode "loss"'):
+        loss.backward()
+
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize('mode', MODES)
+def test_dtypes(dtype, mode):
+    m = Models(dtype)
+    value, grads, _ = found(m, 0, 1, None, 'jsd', 'mean', m.mask, mode, 3)
+    want, d_want = expected(m, 'jsd', 'mean', m.mask)
+    near = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(value.double(), want, rtol=near, atol=near)
+    for name, have, wanted in zip(LEAVES, grads, d_want):
+        assert have.dtype == dtype
+        torch.testing.assert_close(have.double(), wanted, rtol=4 * near, atol=near * float(wanted.abs().max()), msg=name)
+
+
+def test_teachers_and_students_of_other_dtypes():
+    m = Models(torch.float32)
+    want = ct.linear_distill(m.h, ct.Head(m.w, vocab=V), m.th, ct.Head(m.tw, vocab=V)).loss
+    for mine, theirs in itertools.product((torch.float32, torch.bfloat16, torch.float64), repeat=2):
+        got = ct.linear_distill(m.h.to(mine), ct.Head(m.w.to(mine), vocab=V), m.th.to(theirs), ct.Head(m.tw.to(theirs), vocab=V)).loss
+        torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_autocast_is_that_of_linear(mode):
+    m = Models(torch.float32)
+    h, w = m.h.clone().requires_grad_(), m.w.clone().requires_grad_()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        loss = ct.linear_distill(h, ct.Head(w, vocab=V), m.th, ct.Head(m.tw, vocab=V), mode=mode, chunk_size=3).loss
+    loss.backward()
+    assert loss.dtype == torch.float32 and h.grad.dtype == w.grad.dtype == torch.float32
+    low = ct.linear_distill(m.h.bfloat16(), ct.Head(m.w.bfloat16(), vocab=V), m.th.bfloat16(), ct.Head(m.tw.bfloat16(), vocab=V), chunk_size=3).loss
+    assert loss.item() == low.item()
+
+
+def reduces(rank):
+    m = Models()
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tp, dp = groups[rank // 2], groups[2 + rank % 2]
+    tokens = slice(0, 3) if rank < 2 else slice(3, T)
+    said = []
+    for mode, mask in itertools.product(MODES, (None, m.mask, m.weights)):
+        whole, mine = m.h.clone().requires_grad_(), m.h[tokens].clone().requires_grad_()
+        rows = cut(PAD, rank % 2, 2), cut(PAD_T, rank % 2, 2)
+        d = KINDS['reverse_kl']((whole @ m.w.t())[:, :V].log_softmax(-1), (m.th @ m.tw.t())[:, :V].log_softmax(-1))
+        by = torch.ones(T, dtype=torch.float64) if mask is None else mask.double()
+        want = (d * by).sum() / by.sum()
+        want.backward()
+        got = ct.linear_distill(mine, ct.Head(m.w[rows[0]], vocab=(rows[0].start, V), tp_group=tp), m.th[tokens],
+                                ct.Head(m.tw[rows[1]], vocab=(rows[0].start, V), tp_group=tp), kind='reverse_kl', reduce_group=dp,
+                                mask=None if mask is None else mask[tokens], mode=mode, chunk_size=2)
+        torch.testing.assert_close(got.loss, want.detach(), rtol=1e-10, atol=0)
+        torch.testing.assert_close(got.den, by.sum())
+        got.backward()
+        torch.testing.assert_close(mine.grad, whole.grad[tokens], rtol=1e-9, atol=1e-12)
+        said.append(got.item())
+    return said
+
+
+def test_means_over_other_tokens(world):
+    said = world.run(reduces)
+    assert all(s == said[0] for s in said)
+
+
+def sharded(rank):
+    """Both heads over all ranks, which have other tokens, as FSDP2 and ZeRO-3 have them; two tokens a rank, one the last"""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    m, mesh = Models(), init_device_mesh('cpu', (4,))
+    tokens = slice(2 * rank, min(2 * rank + 2, T))
+    for mode in MODES:
+        whole = [t.clone().requires_grad_() for t in (m.h, m.w, m.b)]
+        z, y = (whole[0] @ whole[1].t() + whole[2])[:, :V], (m.th @ m.tw.t())[:, :V]
+        want = KINDS['jsd'](z.log_softmax(-1), y.log_softmax(-1)).mean()
+        want.backward()
+        w, b, tw = (torch.nn.Parameter(distribute_tensor(t, mesh, [Shard(0)])) for t in (m.w, m.b, m.tw))
+        h = m.h[tokens].clone().requires_grad_()
+        got = ct.linear_distill(h, ct.Head(w, b, vocab=V), m.th[tokens], ct.Head(tw, vocab=V), kind='jsd', beta=BETA, mode=mode,
+                                chunk_size=1, reduce_group=dist.group.WORLD)
+        torch.testing.assert_close(got.loss, want.detach(), rtol=1e-10, atol=0)
+        got.backward()
+        torch.testing.assert_close(h.grad, whole[0].grad[tokens], rtol=1e-9, atol=1e-12)
+        for mine, other in ((w, whole[1]), (b, whole[2])):
+            torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-9, atol=1e-12)
+        assert tw.grad is None
+
+
+@pytest.mark.skipif(DTensor is None, reason='this PyTorch %s has no DTensor' % torch.__version__)
+def test_sharded_heads(world):
+    world.run(sharded)
+
+
+# ---- heads whose columns do not fit ----
+
+def apart(rank):
+    """Columns [0, 12) and [12, 23) of the student, [0, 8) and [8, 23) of the teacher"""
+    m = Models(pad=V, pad_t=V)
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3])]
+    tp, r = groups[rank // 2], rank % 2
+    mine, theirs = (slice(0, 12), slice(12, V))[r], (slice(0, 8), slice(8, V))[r]
+    student, teacher = ct.Head(m.w[mine], vocab=(mine.start, V), tp_group=tp), m.tw[theirs]
+    with pytest.raises(ValueError) as why:
+        ct.linear_distill(m.h, student, m.th, ct.Head(teacher, vocab=(theirs.start, V)))
+    moved = ct.reshard_head(teacher, (mine.start, mine.stop), group=tp)
+    assert torch.equal(moved, m.tw[mine])
+    want = ct.linear_distill(m.h, m.w, m.th, m.tw).item()
+    got = ct.linear_distill(m.h, student, m.th, ct.Head(moved, vocab=(mine.start, V))).item()
+    assert math.isclose(got, want, rel_tol=1e-12)
+    return str(why.value)
+
+
+def test_shards_of_other_columns_are_refused_and_can_be_moved(world):
+    for said in world.run(apart):
+        assert said == ("linear_distill: ranks hold columns [0, 12) [12, 23) of head and [0, 8) [8, 23) of teacher_head, expected the "
+                        "same; move the rows of a frozen teacher with colobridge.torch.reshard_head(weight, columns, group=)")
+
+
+def moves(rank, monkey):
+    if monkey:  # several rounds
+        module = sys.modules['colobridge.torch.linear_distill']
+        module._ROUND, before = 40, module._ROUND
+    whole = torch.arange(40.).reshape(20, 2)
+    sizes = (7, 0, 10, 3)
+    begin = sum(sizes[:rank])
+    for wanted in ([(0, 20), (5, 5), (3, 19), (19, 20)], [(0, 5), (5, 10), (10, 15), (15, 20)]):
+        got = ct.reshard_head(whole[begin:begin + sizes[rank]], wanted[rank], group=dist.group.WORLD)
+        assert torch.equal(got, whole[slice(*wanted[rank])]) and got.is_contiguous()
+    with pytest.raises(ValueError, match='expected rows of the 20 that all ranks have') if rank == 1 else pytest.raises(RuntimeError):
+        ct.reshard_head(whole[begin:begin + sizes[rank]], (0, 21 if rank == 1 else 20), group=dist.group.WORLD)
+    meet()
+    if monkey:
+        module._ROUND = before
+
+
+@pytest.mark.parametrize('rounds', (False, True))
+def test_rows_of_a_head_move(world, rounds):
+    world.run(moves, rounds)
+
+
+def test_what_does_not_fit_is_refused():
+    m = Models()
+    calls = {
+        "kind is 'kl'": dict(kind='kl'), "reduction is 'none'": dict(reduction='none'),
+        "head has 28 columns and teacher_head 24, expected vocab=V": {},
+        'vocab of the heads is [22, 23]': dict(head=ct.Head(m.w, vocab=V), teacher_head=ct.Head(m.tw, vocab=V - 1)),
+        'vocab is 25, head has 28 columns and teacher_head 24': dict(head=ct.Head(m.w, vocab=25)),
+        'expected the same tokens': dict(teacher_hidden=m.th[1:]), 'mask is ': dict(mask=m.mask[1:]),
+        'beta is 2': dict(head=ct.Head(m.w, vocab=V), kind='jsd', beta=2.0), 'chunk_size is -1': dict(head=ct.Head(m.w, vocab=V), chunk_size=-1),
+        'the Head of head has main_grad=True': dict(head=ct.Head(m.w, main_grad=True)),
+        "d_hidden is 'reduce_scatter'": dict(head=ct.Head(m.w, d_hidden='reduce_scatter')),
+        'weight of teacher_head is ': dict(teacher_head=m.tw[:, 1:]), 'expected one dtype': dict(teacher_head=m.tw.float()),
+        'teacher_hidden is a NoneType': dict(teacher_hidden=None), "teacher_temperature is 'hot'": dict(teacher_temperature='hot'),
+        'target_temperature is 0': dict(head=ct.Head(m.w, vocab=V), teacher_temperature=0),
+    }
+    for said, other in calls.items():
+        with pytest.raises(ValueError, match='linear_distill: .*' + re.escape(said)):
+            ct.linear_distill(**{**dict(hidden=m.h, head=m.w, teacher_hidden=m.th, teacher_head=m.tw), **other})
+    for weight, columns, said in ((m.w, (0, 29), 'of the 28'), (m.w, 5, 'columns is 5'), ([1.0], (0, 1), 'weight is a list')):
+        with pytest.raises(ValueError, match='reshard_head: .*' + re.escape(said)):
+            ct.reshard_head(weight, columns, group=None)
