@@ -519,7 +519,7 @@ BRIDGES = {
         'megatron_relayout.py', 'own if own is not None else _group(cp_group', '_group(cp_group', 'test_megatron_relayout.py',
         'its_mode'),
     'a packed call goes to where the last one went': (
-        'torch/ragged.py', ' or last.tables.dst is not dst:', ':', 'test_torch_packed.py', 'on_processes'),
+        'torch/ragged.py', ' or last.tables.dst is not dst:', ':', 'test_torch_packed.py', 'what_the_last_call_had'),
     'a packed call takes rows for those of the last one': (
         'torch/ragged.py', 'or call.kinds[0][0] != _kind(x) ', '', 'test_torch_packed.py', 'what_the_last_call_had'),
     'the last packed call had a gradient': (

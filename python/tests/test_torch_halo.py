@@ -12,94 +12,10 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from halo_case import halos, held, pieces_of, row_of  # noqa: E402
 from world import refused  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
-
-
-# ---- by hand ----
-
-def owner(split, lengths, cp, q, p):
-    """The context rank of a position."""
-    if split == 'contiguous':
-        return (sum(lengths[:q]) + p) * cp // sum(lengths)
-    pieces = 2 * cp if split == 'zigzag' and cp > 1 else cp
-    k = p * pieces // lengths[q]
-    return min(k, 2 * cp - 1 - k) if pieces == 2 * cp and cp > 1 else k
-
-
-def held(split, lengths, cp, tp, rank):
-    """(sequence, position) of each row of a rank, in order."""
-    mine = [(q, p) for q, n in enumerate(lengths) for p in range(n) if owner(split, lengths, cp, q, p) == rank // tp]
-    each = len(mine) // tp
-    return mine[rank % tp * each:(rank % tp + 1) * each]
-
-
-def pieces_of(rows):
-    """Maximal runs of one sequence."""
-    out = []
-    for q, p in rows:
-        if out and out[-1][-1] == (q, p - 1):
-            out[-1].append((q, p))
-        else:
-            out.append([(q, p)])
-    return out
-
-
-def row_of(lengths, q, p):
-    return sum(lengths[:q]) + p
-
-
-def wanted(whole, lengths, pieces, before):
-    """What halo() returns of these pieces, row by row."""
-    out, cu = [], [0]
-    for piece in pieces:
-        q, p = piece[0]
-        out += [whole[row_of(lengths, q, p - i)] if p - i >= 0 else torch.zeros_like(whole[0]) for i in range(before, 0, -1)]
-        out += [whole[row_of(lengths, *at)] for at in piece]
-        cu.append(len(out))
-    return torch.stack(out) if out else whole[:0], cu
-
-
-def lengths_for(rng, split, cp, tp):
-    if split == 'contiguous':
-        lengths = [rng.randrange(0, 9) for _ in range(rng.randrange(0, 5))]
-        lengths.append(-sum(lengths) % (cp * tp))
-        return lengths
-    unit = (2 * cp if split == 'zigzag' and cp > 1 else cp) * tp
-    return [unit * rng.randrange(0, 3) for _ in range(rng.randrange(0, 5))]
-
-
-def halos(rank, cp, tp, group, tp_group, seeds):
-    """Bits of the result; the adjoint in small integers, summed in bf16 as well: each sum is exact."""
-    for seed in seeds:
-        rng = random.Random(seed)
-        split = rng.choice(('contiguous', 'zigzag', 'block'))
-        lengths = lengths_for(rng, split, cp, tp)
-        g, dtype = torch.Generator().manual_seed(seed), rng.choice((torch.float32, torch.bfloat16, torch.float64))
-        shape, before = rng.choice(((3,), (2, 2), ())), rng.randrange(0, 12)
-        whole = torch.randn((sum(lengths), *shape), generator=g).to(dtype)
-        pieces = [pieces_of(held(split, lengths, cp, tp, w)) for w in range(cp * tp)]
-        x = whole[[row_of(lengths, *at) for at in held(split, lengths, cp, tp, rank)]].clone().requires_grad_()
-        cu = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
-        want, want_cu = zip(*(wanted(whole, lengths, of, before) for of in pieces))
-        for _ in range(2):
-            y, at = ct.halo(x, rng.choice((cu, torch.tensor(cu))), before, split=split, group=group, tp_group=tp_group)
-            assert torch.equal(y, want[rank]) and at.tolist() == want_cu[rank] and at.dtype == torch.int32, (
-                seed, split, lengths, before)
-        d_y = [torch.randint(-3, 4, w.shape, generator=g).to(dtype) for w in want]
-        y.backward(d_y[rank])
-        expected = torch.zeros(whole.shape)
-        for of, d in zip(pieces, d_y):
-            at = 0
-            for piece in of:
-                q, p = piece[0]
-                for i in [*range(before, 0, -1), *range(0, -len(piece), -1)]:
-                    if p - i >= 0:
-                        expected[row_of(lengths, q, p - i)] += d[at].float()
-                    at += 1
-        mine = expected[[row_of(lengths, *at) for at in held(split, lengths, cp, tp, rank)]]
-        assert torch.equal(x.grad.float(), mine), (seed, split, lengths, before, 'gradient')
 
 
 @pytest.mark.parametrize('cp', [1, 2, 3, 4, 8])
@@ -119,32 +35,51 @@ def test_halos_on_processes_go_over_context_and_tensor_ranks(world):
     world.run(over_both_groups)
 
 
-def convolution(rank, size, group):
-    """A causal convolution of width 4 over pieces, in fp64: values and gradients of one over whole sequences, to the last digits
-    of sums of 4 terms, and of as many as there are rows for the weight."""
-    for seed, split in enumerate(('contiguous', 'zigzag', 'block')):
-        g = torch.Generator().manual_seed(seed)
-        lengths = [16, 8, 24]
-        whole = torch.randn(48, 5, generator=g, dtype=torch.float64, requires_grad=True)
-        w = torch.randn(4, 5, generator=g, dtype=torch.float64, requires_grad=True)
-        up = torch.randn(48, 5, generator=g, dtype=torch.float64)
-        parts = [torch.cat([whole.new_zeros(3, 5), part]) for part in whole.split(lengths)]
-        y = torch.cat([sum(w[k] * part[k:len(part) - 3 + k] for k in range(4)) for part in parts])
-        (y * up).sum().backward()
-        mine = [row_of(lengths, *at) for at in held(split, lengths, size, 1, rank)]
-        x, v = whole.detach()[mine].requires_grad_(), w.detach().clone().requires_grad_()
-        rows, cu = ct.halo(x, [0, 16, 24, 48], 3, split=split, group=group)
-        out = torch.cat([sum(v[k] * rows[a + k:b - 3 + k] for k in range(4)) for a, b in zip(cu.tolist(), cu.tolist()[1:])])
-        (out * up[mine]).sum().backward()
-        torch.testing.assert_close(out, y.detach()[mine], rtol=1e-14, atol=1e-14)
-        torch.testing.assert_close(x.grad, whole.grad[mine], rtol=1e-14, atol=1e-14)
-        yield v.grad, w.grad
+def cut_of(packing, lengths, cp, tp, rank, layout):
+    """(sequence, position) of each row of a rank without halos, as rows() has them."""
+    return list(zip(packing.sequence_ids(rank, layout), packing.positions(rank, layout)))
 
 
-def test_a_convolution_over_pieces_is_that_over_sequences():
-    found = cb.run_threads(4, lambda world: list(convolution(world.rank, 4, world)))
-    for of_split in zip(*found):
-        torch.testing.assert_close(sum(mine for mine, _ in of_split), of_split[0][1], rtol=1e-13, atol=1e-13)
+def convolution(rank, cp, tp, group, seeds):
+    """A causal convolution over pieces, in fp64, of a width up to twice the longest piece: values and gradients of one over
+    whole sequences, to the last digits of sums of as many terms, and for the weight of as many as there are rows."""
+    layout = cb.Layout.dst('tp=%d,cp=%d' % (tp, cp))
+    layout = layout.split('rows', 'tp') if tp > 1 else layout
+    carry = ct.PackedBridge(layout, layout, group=group)
+    for seed in seeds:
+        rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
+        lengths = [2 * cp * tp * rng.randrange(0, 3) for _ in range(rng.randrange(1, 4))]
+        src = cb.Packing(seq_len=lengths, split=rng.choice(('contiguous', 'zigzag', 'block')))
+        owners = [[c for c in range(cp) for _ in range(n // cp)] for n in lengths]
+        for of in owners:
+            rng.shuffle(of)
+        dst = rng.choice((src, src.with_split('contiguous'), src.with_split('zigzag'),
+                          cb.Packing(seq_len=lengths, pieces=[[(1, c) for c in of] for of in owners])))
+        cuts = [cut_of(dst, lengths, cp, tp, w, layout) for w in range(cp * tp)]
+        before = rng.randrange(0, 1 + 2 * max((len(piece) for cut in cuts for piece in pieces_of(cut)), default=1))
+        n, width = sum(lengths), before + 1
+        whole, w, up = (torch.randn(of, 5, generator=g, dtype=torch.float64, requires_grad=True) for of in (n, width, n))
+        parts = [torch.cat([whole.new_zeros(before, 5), part]) for part in whole.split(lengths)]
+        y = torch.cat([sum(w[k] * part[k:len(part) - before + k] for k in range(width)) for part in parts])
+        (y * up.detach()).sum().backward()
+        at_src, at_dst = ([row_of(lengths, *at) for at in cut_of(of, lengths, cp, tp, rank, layout)] for of in (src, dst))
+        x, v = whole.detach()[at_src].requires_grad_(), w.detach().clone().requires_grad_()
+        halo = dst.with_halo(before)
+        rows, cu = carry(x, src, halo), halo.cu_pieces(rank, layout)
+        out = torch.cat([rows[:0], *(sum(v[k] * rows[a + k:b - before + k] for k in range(width)) for a, b in zip(cu, cu[1:]))])
+        (out * up.detach()[at_dst]).sum().backward()
+        rounding = dict(rtol=1e-15 * (8 + width), atol=1e-15 * 8 * (8 + width))  # terms are below 8 or so
+        torch.testing.assert_close(out, y.detach()[at_dst], **rounding)
+        torch.testing.assert_close(x.grad, whole.grad[at_src], **rounding)
+        yield torch.zeros_like(w) if v.grad is None else v.grad, w.grad, n
+
+
+@pytest.mark.parametrize('cp, tp', [(1, 1), (2, 1), (4, 1), (2, 2), (1, 3), (3, 2)])
+def test_a_convolution_over_pieces_is_that_over_sequences(cp, tp):
+    found = cb.run_threads(cp * tp, lambda world: list(convolution(world.rank, cp, tp, world, range(SEED, SEED + 20))))
+    for of_seed in zip(*found):
+        bound = 1e-15 * (8 + of_seed[0][2])
+        torch.testing.assert_close(sum(mine for mine, *_ in of_seed), of_seed[0][1], rtol=bound, atol=64 * bound)
 
 
 def test_sums_of_16_bits_are_rounded_once():
@@ -159,11 +94,6 @@ def test_sums_of_16_bits_are_rounded_once():
 
 
 # ---- packings with halos ----
-
-def cut_of(packing, lengths, cp, tp, rank, layout):
-    """(sequence, position) of each row of a rank without halos, as rows() has them."""
-    return list(zip(packing.sequence_ids(rank, layout), packing.positions(rank, layout)))
-
 
 def moves(rank, cp, tp, group, seeds):
     """From any cut to any other with halos of up to twice the longest piece, in one exchange; tables, too, and padding. Bits,

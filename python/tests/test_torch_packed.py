@@ -217,6 +217,8 @@ def what_the_last_call_had(rank):
         y.sum().backward()
     with torch.no_grad():
         assert not carry(x.clone().requires_grad_(), src, dst).requires_grad
+        assert torch.equal(carry(x, src, dst), want) and torch.equal(carry(x, src, src), x)
+        assert torch.equal(carry(want, src.with_split('block'), dst), want)
     assert torch.equal(carry(want, dst, src), x)
     return refused(lambda: carry(x[:5], src, dst))
 

@@ -16,7 +16,7 @@ static void random_side(ref_packed_t *s, uint64_t *r, int64_t most)
 {
     int64_t tp, cp, dp;
     do {
-        tp = 1 + t_below(r, 2);
+        tp = 1 + t_below(r, 3);
         cp = 1 + t_below(r, 8);
         dp = 1 + t_below(r, 4);
     } while (tp * cp * dp > most);

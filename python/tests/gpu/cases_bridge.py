@@ -12,6 +12,7 @@ import colobridge.torch as ct
 from colobridge import megatron
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+import halo_case  # noqa: E402
 import ragged_case  # noqa: E402
 from ragged_case import PAIRS, Case  # noqa: E402
 from common import Skip, coded, layouts, me, pools, samples_of, size, transports
@@ -64,6 +65,13 @@ def case_ragged_batches_are_those_of_the_oracle():
         for merged in (False, True):
             ragged_case.carried(me(), case, carry, segments, merged, 'cuda')
         carry.destroy()
+
+
+def case_halos_have_the_bits_of_the_host():
+    """By a loop over positions; gradients in small integers."""
+    halo_case.halos(me(), size(), 1, dist.group.WORLD, None, range(60), 'cuda')
+    groups = [dist.new_group([r]) for r in range(size())]
+    halo_case.halos(me(), 1, size(), groups[me()], dist.group.WORLD, range(100, 120), 'cuda')
 
 
 def late(rng):

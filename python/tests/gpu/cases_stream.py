@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import colobridge
 import colobridge.torch as ct
 from colobridge import Partition, Segments
 
@@ -31,6 +32,13 @@ def steps():
     segments = Segments([5] * n, src=range(n), seq=range(n), pos=[2] * n, seq_len=[8 * n] * n, seq_dp=[0] * n)
     rows, text = coded(torch.float32)[0, :5].clone(), coded(torch.float32, 1, 8 * n * n)[0]
     g0 = g[0].float()
+
+    # two packed sequences, whose rows move to another cut and get rows in front of them
+    cu = [0, 32 * n, 48 * n]
+    zigzag = colobridge.Packing(cu, split='zigzag')
+    packed = ct.PackedBridge('cp=%d' % n, 'cp=%d' % n, group=dist.group.WORLD)
+    halo = zigzag.with_split('contiguous').with_halo(5)
+    z16 = torch.randn(48, 8, generator=torch.Generator().manual_seed(me())).bfloat16().cuda()
 
     def with_grad(run, *inputs):
         y = run(*inputs)
@@ -63,6 +71,10 @@ def steps():
         'ragged bridge': ([leaf(rows)], lambda a: with_grad(lambda x: ragged(x, segments), a)),
         'ragged bridge into text': ([leaf(rows), leaf(text)], lambda a, b: with_grad(
             lambda x, t: ragged(x, segments, into=t * 1), a, b)),
+        'relayout': ([leaf(z16)], lambda a: with_grad(
+            lambda x: ct.relayout(x, cu, 'zigzag', 'contiguous', group=dist.group.WORLD), a)),
+        'halo': ([leaf(z16)], lambda a: with_grad(lambda x: ct.halo(x, cu, 3, split='zigzag', group=dist.group.WORLD)[0], a)),
+        'another cut with a halo': ([leaf(z16)], lambda a: with_grad(lambda x: packed(x, zigzag, halo), a)),
         'logprob': ([leaf(z[:, lo:hi])], lambda a: with_grad(loss, a)),
         'nll': ([leaf(z)], lambda a: with_grad(nll, a)),  # ranks with tokens of their own
         'linear logprob': ([leaf(h), leaf(w[lo:hi])],
