@@ -195,7 +195,7 @@ MUTANTS = {
     'a bridge takes a DTensor that src cuts in another way': (
         'torch/placed.py', 'if list(here) != list(want):', 'if False:', 'test_torch_dtensor.py', 'a_bridge_takes'),
     'equal shards are those of a whole DTensor': (
-        'compat.py', "if hasattr(weight, 'placements'):", 'if False:', 'test_torch_dtensor.py', 'drop_ins'),
+        'compat/shared.py', "if hasattr(weight, 'placements'):", 'if False:', 'test_torch_dtensor.py', 'drop_ins'),
     'a call fails while another thread imports DTensors': (
         'torch/functions.py', "getattr(sys.modules.get('torch.distributed.tensor'), 'DTensor', None)",
         "sys.modules['torch.distributed.tensor'].DTensor", 'test_torch_dtensor.py', 'another_thread'),
@@ -258,28 +258,28 @@ MUTANTS = {
         'torch/support.py', '= address, address + step', '= address, raw.data + step', 'test_torch_support.py',
         'test_lists_of_no_tokens'),
     'the mean of the logits is their log-sum-exp': (
-        'compat_hf.py', "'mean_logits': 'mean_logits'", "'mean_logits': 'lse'", 'test_trl.py', 'of_fp64'),
+        'compat/trl.py', "'mean_logits': 'mean_logits'", "'mean_logits': 'lse'", 'test_trl.py', 'of_fp64'),
     'logits of a chunk are not bound by TRL\'s tile': (
-        'compat_hf.py', 'tokens = max(1, _TILE * chunk_size // max(len(weight), 1))', 'tokens = max(1, len(hidden))', 'test_trl.py',
+        'compat/trl.py', 'tokens = max(1, _TILE * chunk_size // max(len(weight), 1))', 'tokens = max(1, len(hidden))', 'test_trl.py',
         'than_the_tile'),
     'shards of a head of ZeRO-3 have no rows': (
-        'compat.py', "getattr(weight, 'ds_shape', weight.shape)[0]", 'weight.shape[0]', 'test_compat.py', 'zero_3'),
+        'compat/shared.py', "getattr(weight, 'ds_shape', weight.shape)[0]", 'weight.shape[0]', 'test_compat.py', 'zero_3'),
     'log sum p^2 is no logarithm': (
-        'compat_hf.py', "found['sum_p2'] = found['sum_p2'].log()", 'pass', 'test_trl.py', 'of_fp64'),
+        'compat/trl.py', "found['sum_p2'] = found['sum_p2'].log()", 'pass', 'test_trl.py', 'of_fp64'),
     'a causal LM is fused whatever its head gets': (
-        'compat_hf.py', "if 'hidden' not in seen or not torch.equal(seen['hidden'], args[0]):", "if 'hidden' not in seen:", 'test_transformers.py',
+        'compat/transformers.py', "if 'hidden' not in seen or not torch.equal(seen['hidden'], args[0]):", "if 'hidden' not in seen:", 'test_transformers.py',
         'cannot_be_fused'),
     'labels of a fused model are not shifted': (
-        'compat_hf.py', 'torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]', 'labels', 'test_transformers.py',
+        'compat/transformers.py', 'torch.nn.functional.pad(labels, (0, 1), value=ignored)[..., 1:]', 'labels', 'test_transformers.py',
         'are_those_of_the_model'),
     'a fused model divides by the tokens that it has': (
-        'compat_hf.py', "reduction='mean' if items is None else 'sum')", "reduction='mean')", 'test_transformers.py', 'are_those_of_the_model'),
+        'compat/transformers.py', "reduction='mean' if items is None else 'sum')", "reduction='mean')", 'test_transformers.py', 'are_those_of_the_model'),
     'products of a fused model have rows for labels that do not count': (
-        'compat_hf.py', "{'max_valid': count(), **fused.options}", 'fused.options', 'test_transformers.py', 'rows_for_the_labels'),
+        'compat/transformers.py', "{'max_valid': count(), **fused.options}", 'fused.options', 'test_transformers.py', 'rows_for_the_labels'),
     'a star imports what compat is made of': (
-        'compat.py', '__all__ = [', '_all = [', 'test_abi.py', 'star_imports'),
+        'compat/__init__.py', '__all__ = [', '_all = [', 'test_abi.py', 'star_imports'),
     'log-probabilities of sampled ids are as wide as the logits': (
-        'compat.py', 'return _f32(outputs(what', 'return (outputs(what', 'test_compat_names.py', 'are_in_fp32'),
+        'compat/shared.py', 'return f32(outputs(what', 'return (outputs(what', 'test_compat_names.py', 'are_in_fp32'),
     'rows in any order are in one': (
         'torch/rows.py', 'if tuple(step for _, step in axes) == usual else', 'if axes or usual else',
         'test_torch_losses.py', 'other_orders'),
@@ -306,13 +306,13 @@ MUTANTS = {
         'torch/rows.py', '+ tail).contiguous()  # a sum', '+ tail)  # a sum',
         'test_torch_logprob.py', 'test_gradient_in_place'),
     'the dense gather does not add over cp': (
-        'compat_packed.py', 'if ctx.add:', 'if False:', 'test_compat.py',
+        'compat/packed.py', 'if ctx.add:', 'if False:', 'test_compat.py',
         'test_dense_batches_over_context_parallel_ranks'),
     'a target that was not kept has a log-probability': (
-        'compat.py', "logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py',
+        'compat/shared.py', "logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))", 'logp', 'test_compat_names.py',
         'test_sampling_parameters'),
     'a target that was not kept is in the list': (
-        'compat.py', 'target.masked_fill(lost, -1)', 'target', 'test_compat_nemo_rl.py', 'next_tokens and 1-1-dense-4'),
+        'compat/shared.py', 'target.masked_fill(lost, -1)', 'target', 'test_compat_nemo_rl.py', 'next_tokens and 1-1-dense-4'),
     'a search takes any workspace': (
         'torch/sampling.py', 'min(chunk or count, count, (_WORKSPACE', 'max(chunk or count, count, (_WORKSPACE',
         'test_sampling.py', 'test_many_tokens'),
@@ -323,67 +323,67 @@ MUTANTS = {
     'a top-p of 1 leaves out ids whose mass rounds to 0': (
         'torch/sampling.py', 'if top_p == 1:  # keeps', 'if False:  # keeps', 'test_sampling.py', 'top_p_of_1'),
     'a row of NaN has a list': (
-        'compat.py', 'Support(ids))', 'Support(ids.clamp(min=0)))', 'test_sampling.py',
+        'compat/shared.py', 'Support(ids))', 'Support(ids.clamp(min=0)))', 'test_sampling.py',
         'test_rows_without'),
     'targets that are rolled are rolled again': (
-        'compat.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
+        'compat/shared.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',
         'test_compat_names.py', 'test_packed_sequences_over'),
     'pre-rolled targets of a part are cut again': (
-        'compat.py', 'if given != source.shape[1]:', 'if cp > 1:', 'test_compat_nemo_rl.py',
+        'compat/shared.py', 'if given != source.shape[1]:', 'if cp > 1:', 'test_compat_nemo_rl.py',
         'next_tokens and 1-2-packed-None-1'),
     'pre-rolled targets are those of all ranks': (
-        'compat.py', 'given * cp if pre_rolled and source.shape[1:2] == (given,) else given', 'given',
+        'compat/shared.py', 'given * cp if pre_rolled and source.shape[1:2] == (given,) else given', 'given',
         'test_compat_nemo_rl.py', 'next_tokens and 1-2-packed-None-1'),
     'the entropy that is summed up has the other sign': (
-        'compat.py', 'return -_f32(_entropy', 'return _f32(_entropy', 'test_compat_nemo_rl.py', 'test_gathered'),
+        'compat/nemo_rl.py', 'return -f32(entropy_of', 'return f32(entropy_of', 'test_compat_nemo_rl.py', 'test_gathered'),
     'ids of no rank are gathered': (
-        'compat.py', '.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)', '', 'test_compat_nemo_rl.py',
+        'compat/nemo_rl.py', '.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)', '', 'test_compat_nemo_rl.py',
         'test_gathered'),
     'each rank samples from the first columns': (
-        'compat.py', 'start = size_and_rank(group, what)[1] * logits.shape[-1]', 'start = 0', 'test_compat_nemo_rl.py',
+        'compat/shared.py', 'start = size_and_rank(group, what)[1] * logits.shape[-1]', 'start = 0', 'test_compat_nemo_rl.py',
         'test_classes'),
     'the packed gather of NeMo-RL takes its own part': (
-        'compat.py', 'inference_only, what, sampling_params), True, target_is_pre_rolled)',
+        'compat/nemo_rl.py', 'inference_only, what, sampling_params), True, target_is_pre_rolled)',
         'inference_only, what, sampling_params), False, target_is_pre_rolled)', 'test_compat_names.py',
         'test_packed_sequences_over'),
     'the mean of entropies is over a ranks own actions': (
-        'compat.py', 'comm.all_reduce(sums, stream=stream_of(device))', 'pass', 'test_compat_names.py',
+        'compat/shared.py', 'comm.all_reduce(sums, stream=stream_of(device))', 'pass', 'test_compat_names.py',
         'test_packed_sequences_over'),
     'actions are read from the end of a packed row': (
-        'compat_packed.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
+        'compat/packed.py', 'torch.nn.functional.pad(values, (0, 2))', 'torch.nn.functional.pad(values, (2, 0))',
         'test_compat_names.py', 'test_packed_sequences_over'),
     'the gradient of hidden states is added over tp': (
-        'compat.py', "vocab=vocab, d_hidden='partial')", 'vocab=vocab)',
+        'compat/shared.py', "vocab=vocab, d_hidden='partial')", 'vocab=vocab)',
         'test_compat_names.py', 'test_verls_functions'),
     'the packed gather adds over cp': (
-        'compat_packed.py', 'if ctx.add:', 'if True:', 'test_compat.py',
+        'compat/packed.py', 'if ctx.add:', 'if True:', 'test_compat.py',
         'test_packed_sequences_over_context_parallel_ranks'),
     'the gradient of logp is written over logits that entropy reads': (
-        'compat.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
+        'compat/shared.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'entropy is f32 whatever the logits are': (
-        'compat.py', 'what, chunk_memory_mb).to(\n        vocab_parallel_logits.dtype)', 'what, chunk_memory_mb)', 'test_compat.py',
+        'compat/skyrl.py', 'what, chunk_memory_mb).to(\n        vocab_parallel_logits.dtype)', 'what, chunk_memory_mb)', 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'no memory for chunks is enough': (
-        'compat.py', 'if chunk_memory_mb <= 0:', 'if chunk_memory_mb < 0:', 'test_compat.py',
+        'compat/shared.py', 'if chunk_memory_mb <= 0:', 'if chunk_memory_mb < 0:', 'test_compat.py',
         'test_one_ranks_chunk_memory'),
     'entropy has no gradient of its own': (
         'torch/logprob.py', "            setattr(now.upstream, name, at)",
         "            setattr(now.upstream, name, None if name == 'd_entropy' else at)", 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
     'sub-sequences follow each other without their padding': (
-        'compat_packed.py', 'first = cu[j] - cu[opened]', 'first = 0 * cu[j]', 'test_compat.py', 'test_sub_sequences_start'),
+        'compat/packed.py', 'first = cu[j] - cu[opened]', 'first = 0 * cu[j]', 'test_compat.py', 'test_sub_sequences_start'),
     'sub-sequences find their place in a mask': (
-        'compat_packed.py', 'attention_mask = None  # the original', 'pass  # the original', 'test_compat.py',
+        'compat/packed.py', 'attention_mask = None  # the original', 'pass  # the original', 'test_compat.py',
         'test_sub_sequences_are_where'),
     'targets that no rank holds are ignored, gradient and all': (
-        'compat.py', 'lenient_targets=True, ignore_index=_NONE_IGNORED, chunk', 'lenient_targets=True, ignore_index=-100, chunk',
+        'compat/shared.py', 'lenient_targets=True, ignore_index=NONE_IGNORED, chunk', 'lenient_targets=True, ignore_index=-100, chunk',
         'test_compat.py', 'test_chunked_and_unchunked_logprobs_agree_with_pytorch'),
     'smoothing as PyTorch has it': (
-        'compat.py', 'megatron_smoothing=True', 'megatron_smoothing=False', 'test_compat.py',
+        'compat/megatron.py', 'megatron_smoothing=True', 'megatron_smoothing=False', 'test_compat.py',
         'test_entropy_and_cross_entropy'),
     'smoothing over the own columns is that of all': (
-        'compat.py', 'local_smoothing=bool(local_smoothing)', 'local_smoothing=False', 'test_compat.py',
+        'compat/megatron.py', 'local_smoothing=bool(local_smoothing)', 'local_smoothing=False', 'test_compat.py',
         'test_local_smoothing'),
     'invariant on one rank only': (
         'torch/logprob.py', '-(-vocab // 128) * 16', '-(-vocab // 16) * 16', 'test_torch_logprob.py',
@@ -397,7 +397,7 @@ MUTANTS = {
     'soft labels are a teacher that is not normalised': (
         'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
     'hidden states have no illegal targets': (
-        'compat.py', 'int(chunk or 0), True)', 'int(chunk or 0), False)', 'test_compat.py', 'where_no_rank_holds'),
+        'compat/shared.py', 'int(chunk or 0), True)', 'int(chunk or 0), False)', 'test_compat.py', 'where_no_rank_holds'),
     'two times a loss is a tuple of two': (
         'torch/nll.py', "'mul', 'rmul', ", '', 'test_torch_losses.py', 'is_its_scalar and times'),
     'a loss asks the token count for what a tensor has': (
@@ -696,18 +696,18 @@ MUTANTS = {
         'torch/ready.py', 'checked(t, self.what, saved=True)', 'pass', 'test_torch_linear.py',
         'test_a_storage_that_was_freed'),
     'the logits of the head are not scaled': (
-        'compat.py', '(float(logit_scale), float(final', '(1.0, float(final', 'test_compat.py',
+        'compat/trl.py', '(float(logit_scale), float(final', '(1.0, float(final', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
     'num_items_in_batch is not heard': (
-        'compat.py', 'if num_items_in_batch is not None:', 'if False:', 'test_compat.py',
+        'compat/trl.py', 'if num_items_in_batch is not None:', 'if False:', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
     'num_items_in_batch below 1 is 1': (
         'torch/linear.py', ' factor = 1 / den\n', ' factor = 1 / den.clamp_min(1)\n', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
     'n_correct is an integer': (
-        'compat.py', '_f32(right.sum())', 'right.sum()', 'test_compat.py', 'test_head_and_loss_in_chunks'),
+        'compat/trl.py', 'f32(right.sum())', 'right.sum()', 'test_compat.py', 'test_head_and_loss_in_chunks'),
     'labels go before shift_labels': (
-        'compat.py', 'if shift_labels is None:', 'if labels is not None:', 'test_compat.py',
+        'compat/trl.py', 'if shift_labels is None:', 'if labels is not None:', 'test_compat.py',
         'test_head_and_loss_of_labels_and_shift_labels'),
     'entropy_sum has no gradient': (
         'torch/linear.py', 'if g_entropy is not None:', 'if False:', 'test_compat.py',
@@ -720,7 +720,7 @@ MUTANTS = {
     'communicators that were destroyed are taken for the next call': (
         'torch/ranks.py', 'self.host.told[0] = True\n', 'pass\n', 'test_torch_bridge.py', 'test_a_graph_that_outlives'),
     'tokens that do not count are multiplied': (
-        'compat.py', ", max_valid=most)", ')', 'test_compat.py',
+        'compat/trl.py', ", max_valid=most)", ')', 'test_compat.py',
         'test_head_and_loss_of_few_tokens'),
     'the head of a LoRA layer is its frozen base': (
         'torch/head.py', "if hasattr(module, 'base_layer') and", 'if False and', 'test_torch_head.py', 'adapter'),
@@ -778,7 +778,7 @@ MUTANTS = {
     'a rank that ends says nothing at the next meeting': (
         'torch/ranks.py', 'len(self.ranks) > 1 and self.store is not None', 'False', 'test_torch_ended.py', 'cause and by'),
     'the group that is set for entropies hears of no refusal': (
-        'compat.py', '@eager\ndef _entropy(', 'def _entropy(', 'test_refusals.py', 'that_is_set'),
+        'compat/shared.py', '@eager\ndef entropy_of(', 'def entropy_of(', 'test_refusals.py', 'that_is_set'),
     'a world is made without what its program says of it': (
         'comm.py', 'None, c.pointer(config))', 'None)', 'test_core.py', 'says_what_holds'),
     'what a program does not say again is reset': (

@@ -290,7 +290,7 @@ def tensor_parallel(rank):
         torch.testing.assert_close(got, want.detach(), **NEAR)
         (got * g).sum().backward()
         torch.testing.assert_close(mine.grad, whole.grad[..., lo:hi], **NEAR)
-    compat._tensor_parallel.clear()
+    compat.shared._tensor_parallel.clear()
 
 
 def test_entropy_and_cross_entropy(world):
@@ -413,12 +413,12 @@ def test_head_and_loss_let_go_of_gradients_after_backward():
 
 
 def test_head_and_loss_of_few_tokens_multiply_few(monkeypatch):
-    prepare, most = compat.prepare, []
+    prepare, most = compat.trl.prepare, []
 
     def spied(*args):
         most.append(args[2][0].max_valid)
         return prepare(*args)
-    monkeypatch.setattr(compat, 'prepare', spied)
+    monkeypatch.setattr(compat.trl, 'prepare', spied)
     hidden, weight, bias, _ = head_case()
     tokens = torch.full((1, 320), -100)
     tokens[0, 5::40] = 1

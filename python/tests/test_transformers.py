@@ -16,7 +16,7 @@ transformers = pytest.importorskip('transformers', minversion='5')
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'examples/vlm'))
 
 import vlm  # noqa: E402
-from colobridge import compat, compat_hf  # noqa: E402
+from colobridge import compat  # noqa: E402
 from world import needs_fsdp2  # noqa: E402
 
 V = 97
@@ -129,8 +129,8 @@ def test_products_have_rows_for_the_labels_that_count(valid, bound, monkeypatch)
     compat.fuse_lm_head(model)
     ids = torch.randint(3, V, (4, 40), generator=torch.Generator().manual_seed(3))
     shift = torch.full((160,), -100).index_copy(0, torch.randperm(160)[:valid], ids.reshape(-1)[:valid]).reshape(4, 40)
-    own = compat_hf.linear_cross_entropy
-    monkeypatch.setattr(compat_hf, 'linear_cross_entropy', lambda hidden, head, *of, **more: seen.append(head.max_valid) or own(
+    own = compat.transformers.linear_cross_entropy
+    monkeypatch.setattr(compat.transformers, 'linear_cross_entropy', lambda hidden, head, *of, **more: seen.append(head.max_valid) or own(
         hidden, head, *of, **more))
     given = {'input_ids': ids, 'labels': ids, 'shift_labels': shift, 'num_items_in_batch': 160}
     loss, wanted = model(**given).loss, theirs(**given).loss

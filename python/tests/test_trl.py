@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip('torch')
 
-from colobridge import compat, compat_hf  # noqa: E402
+from colobridge import compat  # noqa: E402
 
 T, V, H = 13, 29, 6
 NAMES = 'entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1'
@@ -103,8 +103,8 @@ def test_a_head_of_another_dtype_is_taken_as_that_of_hidden(outputs):
 
 
 def test_logits_exist_for_no_more_tokens_than_the_tile_has(monkeypatch):
-    plans, prepare = [], compat_hf.prepare
-    monkeypatch.setattr(compat_hf, 'prepare', lambda *of: plans.append(prepare(*of)) or plans[-1])
+    plans, prepare = [], compat.trl.prepare
+    monkeypatch.setattr(compat.trl, 'prepare', lambda *of: plans.append(prepare(*of)) or plans[-1])
     *given, t = case(torch.float32, False, 300)
     for outputs in (NAMES, ('log_sum_sq_probs',), ('mean_logits',), ()):
         with_gradients(ours, given, t, (1.0, 5.0, 1.0), outputs=outputs, chunk=1)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens of packed sequences, and of context ranks, as the runtimes of compat.py lay them out."""
+"""Tokens of packed sequences, and of context ranks, as the runtimes lay them out."""
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .errors import ArgumentError
-from .torch.functions import Function
-from .torch.ranks import comm_of, telling
-from .torch.tensors import stream_of
+from ..errors import ArgumentError
+from ..torch.functions import Function
+from ..torch.ranks import comm_of, telling
+from ..torch.tensors import stream_of
 
 
 def own_index(cu: Any, cp: int, rank: int, count: int) -> Any:

@@ -1,81 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What trainers of Hugging Face's transformers and TRL call, from hidden states. How to use it: docs/guides/transformers.md."""
+"""The loss of transformers' causal LMs from hidden states, in their forward. How to use it: docs/guides/transformers.md."""
 import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 
-from .errors import ArgumentError
-from .torch.calls import compiling, eager
-from .torch.cross_entropy import linear_cross_entropy
-from .torch.head import Head, Named, read
-from .torch.linear import Linear, prepare
+from ..errors import ArgumentError
+from ..torch.calls import compiling
+from ..torch.cross_entropy import linear_cross_entropy
+from ..torch.head import Head
 
-_NONE_IGNORED = -2**63  # no token has this number
-Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-_TILE = 4096  # tokens of TRL's tile of logits
-# TRL's names, in the order of its results, and ours
-_OUTPUTS = {'entropy': 'entropy', 'log_sum_sq_probs': 'sum_p2', 'mean_logits': 'mean_logits', 'is_top1': 'correct'}
-
-
-class ChunkedLogProbFunction:
-    """TRL's function of that name, which its SFT, DPO, GRPO, KTO and RLOO trainers share: from hidden states and a head."""
-
-    @staticmethod
-    @eager
-    def apply(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float, chunk_size: int,
-              final_logit_softcapping: float | None = None, logit_scale: float = 1.0,
-              outputs: Sequence[str] = ('entropy', 'log_sum_sq_probs', 'mean_logits', 'is_top1')) -> Outputs:
-        """x = softcap * tanh(scale * logits / softcap) / temperature, without a softcap scale * logits / temperature, of the
-        logits hidden x weight^T (+ bias), f32, of which no more than 4096 x chunk_size are made at a time, in one pass.
-
-        Args:
-            hidden: [N, H], f32, bf16, f16 or f64.
-            weight: [V, H]; of another dtype, it is cast to hidden's.
-            bias: [V] or None; of another dtype, it is cast, too.
-            targets: [N], ids of an integer dtype.
-            temperature: > 0.
-            chunk_size: columns of TRL's tile of 4096 tokens.
-            final_logit_softcapping: softcap, or None.
-            logit_scale: scale.
-            outputs: those that are wanted besides log_probs; the others are None.
-
-        Returns:
-            (log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1), each [N] or None: log_sum_sq_probs is log sum p^2,
-            mean_logits the mean of x over the vocabulary, both and the first two in f32, and is_top1, bool: is the target the
-            first of the largest x? The first two are differentiable in hidden, weight and bias. A target outside of the
-            vocabulary has log_probs 0.
-
-        Raises:
-            ValueError: weight is a parameter of DeepSpeed's ZeRO-3; shapes, dtypes, devices, options.
-        """
-        what = Named('ChunkedLogProbFunction', target='targets')
-        if hasattr(weight, 'ds_tensor'):
-            raise ArgumentError("%s: weight is a parameter of DeepSpeed's ZeRO-3, expected one that stays as it is until backward; "
-                                "leave TRL its own function there" % what)
-        weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-        names = ('logp', *(name for asked, name in _OUTPUTS.items() if asked in outputs))
-        tokens = max(1, _TILE * chunk_size // max(len(weight), 1))
-        numbers: dict[str, Any] = dict(temperature=float(temperature), softcap=float(final_logit_softcapping or 0.0), scale=float(logit_scale),
-                                       ignore_index=_NONE_IGNORED, lenient_targets=True, chunk_size=tokens)
-        found = dict(zip(names, Linear.apply(*prepare(
-            what, hidden, read(what, Head(weight, bias, budget=_TILE * chunk_size * 4), None), targets, names, 'auto', None,
-            tuple(numbers.values()), tuple(numbers)))))
-        if 'correct' in found:
-            found['correct'] = found['correct'].bool()
-        if 'sum_p2' in found:
-            found['sum_p2'] = found['sum_p2'].log()
-        logp, *others = (None if name not in found else found[name] if name == 'correct' else found[name].float()
-                         for name in ('logp', *_OUTPUTS.values()))
-        return cast(Outputs, (logp, *others))
-
-
-# ---- transformers: the loss in a model's forward ----
 
 @dataclasses.dataclass
 class _Fused:
