@@ -808,6 +808,24 @@ MUTANTS = {
         'test_torch_lora.py', 'fsdp2'),
     'targets of multi-token prediction are the next tokens': (
         'torch/sequence.py', '        if depth:\n', '        if False:\n', 'test_torch_losses.py', 'over_context_ranks'),
+    'tokens of a group are counted on this rank alone': (
+        'torch/grouped.py', 'self.den = OverRanks.apply(_by_group(', 'self.den = (lambda x, _: x)(_by_group(', 'test_torch_grouped.py', 'all_ranks'),
+    'a group without a token makes the total NaN': (
+        'torch/grouped.py', 'torch.where(self.den == 0, 1.0, self.den.reciprocal())', 'self.den.reciprocal()', 'test_torch_grouped.py',
+        'alone and loss'),
+    'a group has the weight of the first': (
+        'torch/grouped.py', '((self.weight * self.factor)[self.index]', '((self.weight[0] * self.factor)[self.index]', 'test_torch_grouped.py',
+        'alone and loss'),
+    'a loss that is NaN makes that of all groups NaN': (
+        'torch/grouped.py', 'torch.where(which == i, v, 0.0)', '((which == i) * v)', 'test_torch_grouped.py', 'its_own_group'),
+    'a group that no weight has is the last': (
+        'torch/grouped.py', 'if not captures and outside.any():', 'if False:', 'test_torch_grouped.py', 'wrong_groups'),
+    'a token that does not count needs a group': (
+        'torch/grouped.py', '        outside &= target != ignored\n', '', 'test_torch_grouped.py', 'alone and logits'),
+    'a graph loses groups': (
+        'torch/compiled.py', " given.get('groups') is not None or", '', 'test_torch_grouped.py', 'compiled'),
+    'weights of tokens do not count in groups': (
+        'torch/nll.py', 'grouping.counts(counted(weights,', 'grouping.counts(counted(None,', 'test_torch_grouped.py', 'alone and logits'),
     'the library hears of no LoRA': (
         'torch/linear_plan.py', 'lora=0 if self.lora is None else self.lora[0].shape[0]', 'lora=0', 'test_torch_lora.py', 'modes'),
     'a head trains its LoRA alone, and no loss knows': (

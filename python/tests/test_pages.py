@@ -316,6 +316,7 @@ def test_the_program_of_quickstart_prints_the_loss_of_one_process(tmp_path):
 def test_every_guide_is_run():
     others = ['guides/hybrid.md',    # by test_torch_packed.py
               'guides/audio.md',  # by test_torch_audio.py
+              'guides/mtp.md',  # by test_torch_grouped.py
               'guides/pipelines.md',  # by test_torch_pipelines.py
               'guides/choosing.md',  # by tests/tools/test_plan_compare.py
               'guides/transformers.md',  # by test_transformers.py, test_trainers.py

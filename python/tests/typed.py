@@ -41,7 +41,7 @@ import colobridge.torch as ct
 # Names that snippets take as given.
 GIVEN = {
     **dict.fromkeys(('images', 'pixels', 'grid_thw', 'embeddings', 'hidden', 'states', 'targets', 'tokens', 'logits', 'target', 'weight',
-                     'mask', 'advantage', 'advantages', 'lora_A', 'lora_B', 'old_logp', 'logp_new', 'logp_old', 'teacher_hidden', 'teacher_head',
+                     'mask', 'advantage', 'advantages', 'lora_A', 'lora_B', 'ref_logp', 'logp', 'ratio', 'length', 'old_logp', 'logp_new', 'logp_old', 'teacher_hidden', 'teacher_head',
                      'teacher_ids', 'teacher_logits', 'kept_ids', 'offsets', 'x', 'x0', 'x1', 'labels', 'ids', 'my_rows',
                      'my_part'), TENSOR),
     **dict.fromkeys(('tp', 'dp', 'dp_cp', 'cp', 'cp_group', 'data_parallel'), GROUP),
@@ -51,7 +51,7 @@ GIVEN = {
     **dict.fromkeys(('model', 'ddp', 'peft', 'trl', 'args', 'data', 'tokenizer'), 'Any'),
     'audio: encoder': 'torch.nn.Module', 'audio: lengths': 'list[list[int]]',
     'mesh': 'torch.distributed.device_mesh.DeviceMesh', 'head': 'torch.nn.Linear', 'lm_head': 'torch.nn.Linear',
-    'tower': 'torch.nn.Module', 'layers': 'list[%s]' % LAYER, 'tables': 'list[colobridge.Segments]', 'texts': 'list[torch.Tensor]',
+    'tower': 'torch.nn.Module', 'layers': 'list[%s]' % LAYER, 'mtp_layers': 'list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]', 'tables': 'list[colobridge.Segments]', 'texts': 'list[torch.Tensor]',
     'carry': 'ct.Bridge', 'logprob': 'ct.logprob', 'factor': 'float', 'frames': TENSOR, 'mel': TENSOR, 'durations': 'list[list[int]]',
     'whisper': 'Any', 'part': 'torch.nn.Module', 'stage': 'int', 'device': 'torch.device', 'pp': GROUP,
     'loss_fn': 'Callable[..., torch.Tensor]', 'train': 'Callable[[Any], None]', 'image_batch': 'dict[str, torch.Tensor]',

@@ -78,6 +78,12 @@ def heads(h: Tensor, w: Tensor, t: Tensor, layer: torch.nn.Linear, group: dist.P
     assert_type(ct.linear_distill(h, head, h, w, reduction='none', mode='logprob', mask=t != 0), Tensor)
     assert_type(ct.reshard_head(w, (0, 50), group=group), Tensor)
     assert_type(ct.linear_nll(h, w, t, reduction='none', mode='auto'), Tensor)
+    assert_type(ct.linear_nll(h, w, t, groups=t, group_weight=[1.0, 0.3], mode='logprob'), ct.GroupedLoss)
+    assert_type(ct.nll(h, t, groups=t, group_weight=w[0], reduction='sum') * 2, Tensor)
+    ct.linear_nll(h, w, t, groups=[0, 1], group_weight=[1.0])  # refused
+    assert_type(ct.linear_nll(h, ct.Head(w, lora=(w, w, 2.0)), t), ct.Loss)
+    ct.Head(w, lora=(w, w))  # refused
+    assert_type(ct.Sequence(2, 3).targets(t, depth=1), Tensor)
     assert_type(ct.linear_nll(h, w, t, reduction=word), ct.Loss | Tensor)
     ct.linear_nll(h, layer, t)  # refused
     assert_type(ct.linear_logprob(h, w, t), Tensor)

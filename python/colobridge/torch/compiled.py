@@ -181,7 +181,7 @@ def _flat(given: dict[str, Any]) -> dict[str, Any]:
 def fits(given: dict[str, Any]) -> bool:
     """Is a call one that the operator makes: it writes no argument, its groups are torch's, its tensors plain."""
     given = _flat(given)
-    if given.get('inplace_backward') or given.get('weight.main_grad') or given.get('linear_weight.main_grad'):
+    if given.get('inplace_backward') or given.get('groups') is not None or given.get('weight.main_grad') or given.get('linear_weight.main_grad'):
         return False
     for value in given.values():
         if isinstance(value, (int, float)):  # perhaps a symbol

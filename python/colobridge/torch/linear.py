@@ -23,14 +23,15 @@ from . import ranks as groups
 from .autocast import autocast
 from .calls import operator
 from .functions import Function, anchor, saved_tensors
+from .grouped import Grouping
 from .head import ORDINARY, Head, Named, columns_of, factors_of, partitioned, read
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, names_of, per_token, returned, targets_for, without_gradient
-from .nll import Loss, across, counted, loss_of, masked, reduced
+from .nll import GroupedLoss, Loss, across, counted, loss_of, masked, reduced
 from .ready import number, scalars, table
 from .support import ClassWeight, Support, accompanied, meta, of_tokens
 from .tensors import checked
-from .types import Group, LinearLogprobOptions, LinearNllOptions, Mode, Output, Reduction
+from .types import Group, LinearLogprobOptions, LinearNllOptions, Mode, Numbers, Output, Reduction
 
 _runs = itertools.count()  # of forwards that added to main_grad
 
@@ -102,7 +103,8 @@ def _(ctx: Any, *upstream: Any) -> Any:
 @Function
 def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, target: Any, of: Of, o: Call) -> Any:
     """(hidden, weight, bias, A and B of the LoRA, targets, Of, Call) -> value, or (value, sum of entropies). Into side of Of,
-    because outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
+    because outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row; if it makes that
+    alone, the losses of the tokens.
     Where the plan is early, the gradients of the logits of the sum of losses are kept, and backward makes
     those of hidden, weight and bias, multiplied by the upstream gradient and by 1 / den where products
     are summed, in fp32: in 16 bits the first overflows, the second underflows. Else gradients of the sum
@@ -142,7 +144,7 @@ def LinearLoss(ctx: Any, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, ta
         factor = 1 / den
         value = (num * factor).to(plan.real)
     ctx.factor = factor if weights is None and den is None else factor.reshape(1)
-    side += num, tokens, *(() if plan.weighs else out[1:])
+    side += num, tokens, *(() if plan.weighs else plan.gathered(out) if plan.names == ('loss',) else out[1:])
     if not ctx.entropy:
         return value
     return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
@@ -388,6 +390,10 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
 
 
 @overload
+def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, groups: torch.Tensor, group_weight: Numbers,
+               reduction: Literal['mean', 'sum'] = 'mean', mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss',
+               **options: Unpack[LinearNllOptions]) -> GroupedLoss: ...
+@overload
 def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *,
                reduction: Literal['mean', 'sum'] = 'mean', mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss',
                **options: Unpack[LinearNllOptions]) -> Loss: ...
@@ -404,7 +410,8 @@ def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.
 def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, reduction: Reduction = 'mean',
                mask: torch.Tensor | None = None, reduce_group: Group | None = None, tp_group: Group | None = None, temperature: float | torch.Tensor = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
                ignore_index: int = -100, mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss', chunk_size: int | None = None, support: Support | None = None,
-               class_weight: torch.Tensor | None = None, upstream: float | torch.Tensor | None = None) -> Any:
+               class_weight: torch.Tensor | None = None, upstream: float | torch.Tensor | None = None, groups: torch.Tensor | None = None,
+               group_weight: Numbers | None = None) -> Any:
     """nll() of the logits hidden x weight^T (+ a bias), which never exist as a whole.
 
     Mode "loss", for a mean or a sum, makes logits only once. Either forward keeps the gradients of the logits, in hidden's
@@ -431,9 +438,11 @@ def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.
             element on hidden's device; for mode "loss" and reduction "sum". Forward then makes the gradients of hidden, weight and
             bias with it, and adds those of weight and bias to main_grad at once, whether or not backward comes. Without
             main_grad backward returns them.
+        groups: as in nll(). One product and one gather of the head for all groups.
+        group_weight: as in nll().
 
     Returns:
-        As nll(); in mode "loss" Loss.num has no gradient.
+        As nll(); in mode "loss" Loss.num has no gradient, and of a GroupedLoss only total has one.
 
     Raises:
         ValueError: as nll(); mode "loss" with reduction "none"; an upstream that is not what backward brings.
@@ -452,12 +461,12 @@ def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.
     head = read(LINEAR_NLL, weight, tp_group)
     return of_hidden(LINEAR_NLL, hidden, head, target, reduction, mask, reduce_group, scalars(
         LINEAR_NLL, temperature, head[0].softcap, head[0].scale, label_smoothing, z_loss, ignore_index, chunk_size, head[0].invariant, True),
-        mode, support, class_weight, upstream)
+        mode, support, class_weight, upstream, None if groups is group_weight is None else (groups, group_weight))
 
 
 def of_hidden(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, reduction: str, mask: Any, reduce_group: Any,
-              numbers: tuple[Any, ...], mode: str, support: Support | None, class_weight: Any, upstream: Any) -> Any:
-    """linear_nll() as the function @what. head: read()'s; numbers: scalars()'s"""
+              numbers: tuple[Any, ...], mode: str, support: Support | None, class_weight: Any, upstream: Any, grouped: Any = None) -> Any:
+    """linear_nll() as the function @what. head: read()'s; numbers: scalars()'s; grouped: (groups, group_weight) or None"""
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("%s: reduction is %r, expected 'mean', 'sum' or 'none'" % (what, reduction))
     if mode == 'loss' and reduction == 'none':
@@ -467,28 +476,34 @@ def of_hidden(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target
     target, weights = masked(what, mask, target, numbers[5])
     trains = torch.is_grad_enabled() and any(
         getattr(t, 'requires_grad', False) for t in (hidden, *head[1:3], *factors_of(head[0])))
-    names = ('loss',) if reduction == 'none' else ('loss', 'n_valid' if class_weight is None else 'weight')
+    grouping = None if grouped is None else Grouping(what, *grouped, target, numbers[5], reduction, class_weight)
+    names = ('loss',) if reduction == 'none' or grouping is not None else ('loss', 'n_valid' if class_weight is None else 'weight')
     group = across(reduce_group, getattr(hidden, 'device', None), what)
     *tensors, o = prepare(
         what, hidden, head, target, names, 'logprob' if mode == 'loss' else mode,
         ('loss' if known is None else 'known') if mode == 'loss' and trains else None,
         numbers, support=support, class_weight=ClassWeight.of(what, class_weight))
     groups.require_apart(what, o[1], 'reduce_group', group)
-    if weights is not None:
+    if weights is not None or grouping is not None:
         weights = counted(weights, target, o[0].config, o[0].real)
+    if grouping is not None:
+        grouping.counts(weights, reduction == 'mean', group)
+        weights = grouping.alpha()
     if known is not None:
         known = known.to(o[0].real)
     mean = reduction == 'mean'
     if not (mode == 'loss' and trains):
         out = Linear.apply(*tensors, o)
+        if grouping is not None:
+            return GroupedLoss(*grouping.losses(out[0]))
         if reduction == 'none':
             return out[0] if weights is None else out[0] * weights
         return reduced(out[0], out[1], weights, mean, group)
     side: list[Any] = []
     reads = o[0].early and any(t is not None and t.requires_grad for t in tensors[1:3])
-    value = LinearLoss.apply(*tensors, (None, group, mean, side, weights, False, known,
+    value = LinearLoss.apply(*tensors, (None, group, mean and grouping is None, side, weights, False, known,
                                         None if reads else anchor(*tensors[:5])), o)
-    return Loss(value, *side)
+    return Loss(value, *side) if grouping is None else GroupedLoss(*grouping.losses(side[2], value))
 
 
 def _known(upstream: Any, reduction: str, mode: str, hidden: Any) -> Any:

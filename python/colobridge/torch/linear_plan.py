@@ -497,7 +497,7 @@ class _Ready:
             self.addresses = workspace, valid, valid + 8
             self.placed = group.size if holds is None else 0  # it stays where it is
         else:
-            self.addresses = workspace, out[1].data_ptr(), out[0].data_ptr()
+            self.addresses = workspace, out[len(out) > 1].data_ptr(), out[0].data_ptr()  # n_valid, if that is made
         return holds
 
     def total(self, mean: bool, weights: Any, group: Comm, out: list[Any]) -> tuple[Any, Any, Any, Any]:

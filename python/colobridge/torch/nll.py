@@ -17,12 +17,13 @@ from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .calls import operator
 from .functions import Function
+from .grouped import Grouping
 from .head import Named, columns_of
 from .logprob import LogprobPlan, VocabParallel, _Call, first_of, planned, real_of
 from .ready import SLACK, aligned, entry, like, pointed, scalars
 from .support import ClassWeight, Support
 from .tensors import of_integers, refuse_complex, said, stream_of
-from .types import Group, NllOptions, Reduction, Vocab
+from .types import Group, NllOptions, Numbers, Reduction, Vocab
 
 
 Kind = TypeVar('Kind')
@@ -91,6 +92,55 @@ class Loss(NamedTuple):
     def detach(self) -> torch.Tensor:
         """loss.detach()"""
         return self.loss.detach()
+
+    # For checkers of types; _scalar() writes them.
+    def __float__(self) -> float: ...
+    def __neg__(self) -> torch.Tensor: ...
+    def __add__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __radd__(self, other: Any) -> torch.Tensor: ...
+    def __sub__(self, other: Any) -> torch.Tensor: ...
+    def __rsub__(self, other: Any) -> torch.Tensor: ...
+    def __mul__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __rmul__(self, other: Any) -> torch.Tensor: ...  # type: ignore[override]
+    def __truediv__(self, other: Any) -> torch.Tensor: ...
+    def __rtruediv__(self, other: Any) -> torch.Tensor: ...
+
+
+@_scalar
+class GroupedLoss(NamedTuple):
+    """What nll() and linear_nll() return with groups=, over all ranks of reduce_group.
+
+    A tuple; in arithmetic, in torch's functions, and for backward(), item() and what else a tensor has it is its total, as Loss
+    is its loss.
+
+    Attributes:
+        total: the sum over groups of group_weight times loss, a scalar.
+        loss: [G], num / den of a mean, 0 where den is 0; num of a sum.
+        num: [G], the sum over a group's tokens, f64.
+        den: [G], the tokens of a group that count, or the sum of their weights, f64.
+    """
+    total: torch.Tensor
+    loss: torch.Tensor
+    num: torch.Tensor
+    den: torch.Tensor
+
+    def backward(self, gradient: torch.Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+        """total.backward().
+
+        Args:
+            gradient: as torch.Tensor.backward() has it.
+            retain_graph: as torch.Tensor.backward() has it.
+            create_graph: as torch.Tensor.backward() has it.
+        """
+        self.total.backward(gradient, retain_graph, create_graph)
+
+    def item(self) -> float:
+        """total.item()"""
+        return self.total.item()
+
+    def detach(self) -> torch.Tensor:
+        """total.detach()"""
+        return self.total.detach()
 
     # For checkers of types; _scalar() writes them.
     def __float__(self) -> float: ...
@@ -310,6 +360,9 @@ NLL = Named('nll')
 
 
 @overload
+def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, groups: torch.Tensor, group_weight: Numbers,
+        reduction: Literal['mean', 'sum'] = 'mean', **options: Unpack[NllOptions]) -> GroupedLoss: ...
+@overload
 def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction: Literal['mean', 'sum'] = 'mean',
         **options: Unpack[NllOptions]) -> Loss: ...
 @overload
@@ -325,7 +378,8 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
         tp_group: Group | None = None, reduce_group: Group | None = None, vocab: Vocab | None = None,
         temperature: float | torch.Tensor = 1.0, softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
         ignore_index: int = -100, inplace_backward: bool = False, support: Support | None = None,
-        invariant: bool | int = False, class_weight: torch.Tensor | None = None) -> Any:
+        invariant: bool | int = False, class_weight: torch.Tensor | None = None, groups: torch.Tensor | None = None,
+        group_weight: Numbers | None = None) -> Any:
     """Cross entropy of targets under logits whose columns are shards of the vocabulary: docs/concepts/loss.md.
 
     A mean is num / den, 0 when den is 0, and already divided by the tokens of all ranks: sum gradients over reduce_group, do
@@ -353,8 +407,14 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
         class_weight: [V], or [Vl] of this rank's columns: PyTorch's weight=, constants of a floating-point dtype. The loss is
             w_t ((1 - e)(lse - x_t) + z_loss lse^2) + e/V sum_j w_j (lse - x_j), and den the sum of w_t, times the mask's. All
             ranks give one then. A class of weight 0 adds nothing, also where its logit is -inf.
+        groups: [...], integers in [0, G): which loss a token belongs to, say the depth of multi-token prediction, or where the
+            data is from. The tokens of each are counted before the losses are made, in one reduction of G numbers; an
+            integer outside is a ValueError (one wait for the GPU; in a graph that is captured NaN).
+        group_weight: [G] constants, G <= 64, on all ranks the same: the weight of each group's loss in the total.
 
     Returns:
+        GroupedLoss(total, loss, num, den) with groups: total is the sum of group_weight times loss; of each group [G] the loss,
+        num and den, all differentiable.
         Loss(loss, num, den) of "mean" and "sum": num is the sum over tokens, den how many they are, both f64. Of "none" the loss
         [...] of each token. f32 (f64 of f64 logits).
 
@@ -374,15 +434,17 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
         >>> loss.backward()
     """
     return of_logits(NLL, vocab_parallel_logits, target, reduction, mask, tp_group, reduce_group, vocab, inplace_backward, scalars(
-        NLL, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant, True), support, class_weight)
+        NLL, temperature, softcap, 1.0, label_smoothing, z_loss, ignore_index, 0, invariant, True), support, class_weight,
+        None if groups is group_weight is None else (groups, group_weight))
 
 
 def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, tp_group: Any, reduce_group: Any, vocab: Any,
-              inplace_backward: bool, numbers: tuple[Any, ...], support: Support | None, class_weight: Any) -> Any:
-    """nll() as the function @what. numbers: scalars()'s"""
+              inplace_backward: bool, numbers: tuple[Any, ...], support: Support | None, class_weight: Any, grouped: Any = None) -> Any:
+    """nll() as the function @what. numbers: scalars()'s; grouped: (groups, group_weight) or None"""
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("%s: reduction is %r, expected 'mean', 'sum' or 'none'" % (what, reduction))
     target, weights = masked(what, mask, target, numbers[5])
+    grouping = None if grouped is None else Grouping(what, *grouped, target, numbers[5], reduction, class_weight)
     class_weight, columns = ClassWeight.of(what, class_weight), columns_of(what, vocab)
     if reduction == 'none':
         loss = VocabParallel.apply(*planned(what, logits, target, ('loss',), tp_group, columns,
@@ -390,6 +452,11 @@ def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, 
         return loss if weights is None else loss * weights.to(loss.dtype)
     comm = across(reduce_group, getattr(logits, 'device', None), what)
     mean, side = reduction == 'mean', []
+    if grouping is not None:
+        o = planned(what, logits, target, ('loss',), tp_group, columns, inplace_backward, numbers, support=support)
+        groups.require_apart(what, o[2][1], 'reduce_group', comm)
+        grouping.counts(counted(weights, target, o[2][0].config, o[2][0].real), mean, comm)
+        return GroupedLoss(*grouping.losses(VocabParallel.apply(*o)[0]))
     at_once = weights is None and class_weight is None
     kind, more = (NllPlan, (mean, comm, side)) if at_once else (LogprobPlan, None)
     o = planned(what, logits, target, ('loss', 'n_valid' if class_weight is None else 'weight'), tp_group,
@@ -429,7 +496,8 @@ def weights_of(what: str, mask: Any) -> Any:
 
 
 def counted(weights: Any, target: Any, config: s.LogprobConfig, real: Any) -> Any:
-    """The weights of tokens that have a legal target, 0 of others; of the dtype of the losses."""
+    """The weights of tokens that have a legal target, 0 of others; of the dtype of the losses. weights: None: 1"""
+    weights = torch.ones_like(target, dtype=real) if weights is None else weights
     vocab, ignored = config.logits.vocab, config.ignore_index
     illegal = target != target.clamp(0, vocab - 1)  # in two operations, each of which costs as much as a small loss
     if 0 <= ignored < vocab:

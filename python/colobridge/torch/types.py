@@ -32,6 +32,7 @@ Mode: TypeAlias = Literal['auto', 'logprob', 'keep']
 Device: TypeAlias = 'torch.device | str'
 # Integers in host memory.
 Integers: TypeAlias = 'Iterable[int] | torch.Tensor'
+Numbers: TypeAlias = 'Iterable[float] | torch.Tensor'
 
 
 class LogprobOptions(TypedDict, total=False):
