@@ -6,8 +6,8 @@ contiguous ones.
 usage: torchrun --nproc-per-node 4 examples/torch_hybrid/hybrid.py [--lengths 16,8,32] [--width 8] [--heads 4]
 
 Packed sequences come cut zigzag, so that causal attention is as much work on each rank. The scan is a recurrence along the
-sequence, for which each rank wants one interval of all rows. colobridge.torch.relayout() changes the cut, there and back, and
-halo() brings the rows that the convolution needs in front.
+sequence, for which each rank wants one interval of all rows. colobridge.torch.halo() changes the cut and brings the rows that the
+convolution needs in front, and relayout() changes it back.
 Outputs and all gradients are compared with those of the same layer on one rank, in plain PyTorch. Exit status 1: they differ.
 """
 import argparse
@@ -78,8 +78,7 @@ def layer(w, x, cu, group):
     # Keys and values of all ranks; their gradients are summed over the ranks.
     k, v = (ct.relayout(t, cu, 'zigzag', 'whole', group=group) for t in (k, v))
     x = x + attend(q, k, v, at, whole).flatten(1)
-    rows = ct.relayout(x, cu, 'zigzag', 'contiguous', group=group)
-    rows, edges = ct.halo(rows, cu, WIDTH - 1, group=group)
+    rows, edges = ct.halo(x, cu, WIDTH - 1, src='zigzag', split='contiguous', group=group)
     rows = convolve([rows[a:b] for a, b in zip(edges, edges[1:])], w.filter)
     rows = scan_of_ranks(rows, w.decay, packing.with_split('contiguous'), group)
     return x + ct.relayout(rows, cu, 'contiguous', 'zigzag', group=group) @ w.out

@@ -64,16 +64,19 @@ def halos(rank, cp, tp, group, tp_group, seeds, device='cpu'):
     for seed in seeds:
         rng = random.Random(seed)
         split = rng.choice(('contiguous', 'zigzag', 'block'))
-        lengths = lengths_for(rng, split, cp, tp)
+        src = rng.choice((None, 'contiguous', 'zigzag', 'block'))
+        lengths = lengths_for(rng, split if src is None else 'zigzag', cp, tp)
+        mine = [row_of(lengths, *at) for at in held(src or split, lengths, cp, tp, rank)]
         g, dtype = torch.Generator().manual_seed(seed), rng.choice((torch.float32, torch.bfloat16, torch.float64))
         shape, before = rng.choice(((3,), (2, 2), ())), rng.randrange(0, 12)
         whole = torch.randn((sum(lengths), *shape), generator=g).to(dtype)
         pieces = [pieces_of(held(split, lengths, cp, tp, w)) for w in range(cp * tp)]
-        x = whole[[row_of(lengths, *at) for at in held(split, lengths, cp, tp, rank)]].to(device, copy=True).requires_grad_()
+        x = whole[mine].to(device, copy=True).requires_grad_()
         cu = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
         want, want_cu = zip(*(wanted(whole, lengths, of, before) for of in pieces))
         for _ in range(2):
-            y, at = ct.halo(x, rng.choice((cu, torch.tensor(cu))), before, split=split, group=group, tp_group=tp_group)
+            y, at = ct.halo(x, rng.choice((cu, torch.tensor(cu))), before, split=split, group=group, tp_group=tp_group,
+                            **({} if src is None else {'src': src}))
             assert torch.equal(y.cpu(), want[rank]) and at.tolist() == want_cu[rank] and at.dtype == torch.int32, (
                 seed, split, lengths, before)
         d_y = [torch.randint(-3, 4, w.shape, generator=g).to(dtype) for w in want]
@@ -87,5 +90,4 @@ def halos(rank, cp, tp, group, tp_group, seeds, device='cpu'):
                     if p - i >= 0:
                         expected[row_of(lengths, q, p - i)] += d[at].float()
                     at += 1
-        mine = expected[[row_of(lengths, *at) for at in held(split, lengths, cp, tp, rank)]]
-        assert torch.equal(x.grad.float().cpu(), mine), (seed, split, lengths, before, 'gradient')
+        assert torch.equal(x.grad.float().cpu(), expected[mine]), (seed, src, split, lengths, before, 'gradient')

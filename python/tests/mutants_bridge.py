@@ -526,6 +526,10 @@ BRIDGES = {
         'torch/ragged.py', '    if grads and not x.requires_grad:\n        return None\n', '', 'test_torch_packed.py', 'what_the_last_call_had'),
     'a halo of tensor ranks is that of context ranks': (
         'torch/halo.py', '_begins(dst, cp, tp, me, x.device)', '_begins(dst, cp, tp, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
+    'a halo takes rows by the cut of the result': (
+        'torch/halo.py', 'rows = _rows(of, cp, tp, me)', 'rows = _rows(dst, cp, tp, me)', 'test_torch_halo.py', 'by_hand'),
+    'a halo is not padded': (
+        'torch/halo.py', 'src, split, (cp, tp) if pad else None)', 'src, split, None)', 'test_torch_halo.py', 'padded_each'),
     'packings with and without halos are the same': (
         'packing.py', "b'%s %d ' % (self.split.encode(), self.halo)", 'self.split.encode()', 'test_torch_halo.py', 'moves_and_halos'),
     'a pickled packing loses its halo': (

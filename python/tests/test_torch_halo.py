@@ -160,6 +160,33 @@ def test_moves_and_halos_are_one_exchange(cp):
         p.with_split('whole').with_halo(1).rows(0, 'cp=2')
 
 
+def padded(rank):
+    """Lengths of any kind: the packings of each side, their padding, and 0 in front of padding alone."""
+    for seed in range(20):
+        rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
+        lengths, before = [rng.randrange(0, 20) for _ in range(rng.randrange(1, 5))], rng.randrange(0, 9)
+        src, split = (rng.choice(('contiguous', 'zigzag', 'block')) for _ in range(2))
+        cu = [sum(lengths[:q]) for q in range(len(lengths) + 1)]
+
+        def room(cut):
+            return cb.Packing(cu, split=cut, pad_to=4 if cut != 'zigzag' else 8)
+        whole = torch.randn(sum(lengths), 2, generator=g)
+        at = cut_of(room(src), lengths, 4, 1, rank, 'cp=4')
+        x = torch.stack([whole[row_of(lengths, q, p)] if p < lengths[q] else torch.full((2,), float(seed)) for q, p in at]
+                        ) if at else whole[:0]
+        rows, edges = ct.halo(x, cu, before, split=split, src=src, pad=True, group=dist.group.WORLD)
+        want = []
+        for piece in pieces_of(cut_of(room(split), lengths, 4, 1, rank, 'cp=4')):
+            q, first = piece[0]
+            want += [whole[row_of(lengths, q, p)] if 0 <= p < lengths[q] and first < lengths[q] else torch.zeros(2)
+                     for p in range(first - before, first + len(piece))]
+        assert torch.equal(rows, torch.stack(want) if want else whole[:0]) and edges[-1] == len(want), (seed, src, split, before)
+
+
+def test_sides_of_a_halo_are_padded_each_in_its_way(world):
+    world.run(padded)
+
+
 def compiled(rank):
     """A graph with a halo in it has the bits of an eager one, and its gradients."""
     group = dist.group.WORLD
@@ -210,14 +237,15 @@ def wrong(rank):
             refused(lambda: ct.halo(x[:3], [0, 16], 1, group=world)),
             refused(lambda: ct.halo(x.long(), [0, 16], 1, group=world)),
             refused(lambda: ct.halo(x, [0, 16], 1, group=world, tp_group=world)),
+            refused(lambda: ct.halo(x, [0, 16], 1, group=world, src='heads')),
             ct.halo(x, [0, 16], 1, group=world)[0].shape]
 
 
 def test_bad_input_is_refused_on_all_ranks(world):
     for said in world.run(wrong):
-        for words, found in zip(("split is 'whole', expected one of contiguous, zigzag, block", 'before is -1', 'expected a multiple of cp=4',
+        for words, found in zip(("split is 'whole', expected one of zigzag, block, contiguous", 'before is -1', 'expected a multiple of cp=4',
                                  'sequence 0 has 6 positions', 'x has 3 rows, expected the 4', 'expected a float tensor of rows',
-                                 'expected two dims of one grid'), said):
+                                 'expected two dims of one grid', "src is 'heads', expected one of"), said):
             assert words in found and found.startswith('ArgumentError'), (words, found)
         assert said[-1] == (5, 2)
 
