@@ -271,12 +271,12 @@ def distillation(rank):
     tp = groups((0, 1), (2, 3))
     make = torch.Generator().manual_seed(6 + rank // 2)
     hidden, teacher = (torch.randn(5, H, generator=make, dtype=torch.float64) for _ in range(2))
-    head, teacher_head = (torch.randn(22, H, generator=make, dtype=torch.float64) for _ in range(2))
+    head, teacher_head = (torch.randn(22, H, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(2))
     mine, whole = leaf(hidden), leaf(hidden)
     run('guides/distillation.md', hidden=mine, head=types.SimpleNamespace(weight=head[11 * (rank % 2):][:11]), tp=tp,
-        teacher_hidden=teacher, teacher_head=teacher_head[11 * (rank % 2):][:11])
+        dp_cp=groups((0, 2), (1, 3)), teacher_hidden=teacher, teacher_head=teacher_head[11 * (rank % 2):][:11])
     log_p, log_q = ((x @ w.t()).log_softmax(-1) for x, w in ((whole, head), (teacher, teacher_head)))
-    (log_q.exp() * (log_q - log_p)).sum(-1).mean().backward()
+    ((log_q.exp() * (log_q - log_p)).sum(-1).mean() / 2).backward()  # the mean of the tokens of all ranks
     near(mine.grad, whole.grad, torch.float64, 'd_hidden')
 
 

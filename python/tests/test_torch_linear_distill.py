@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -260,6 +261,24 @@ def sharded(rank):
 @pytest.mark.skipif(DTensor is None, reason='this PyTorch %s has no DTensor' % torch.__version__)
 def test_sharded_heads(world):
     world.run(sharded)
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'examples/distill'))
+
+
+def example(rank):
+    from distill import distilled
+    return distilled(4, 'reverse_kl', rank, 4, dist.group.WORLD)
+
+
+def test_the_example_learns_and_does_so_alike_over_ranks(world):
+    from distill import distilled
+    for kind in KINDS:
+        seen = distilled(15, kind)
+        assert seen[-1] < 0.9 * seen[0], kind
+    first = distilled(4, 'reverse_kl')
+    for said in world.run(example):
+        assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(said, first))
 
 
 # ---- heads whose columns do not fit ----

@@ -42,7 +42,7 @@ import colobridge.torch as ct
 GIVEN = {
     **dict.fromkeys(('images', 'pixels', 'grid_thw', 'embeddings', 'hidden', 'states', 'targets', 'tokens', 'logits', 'target', 'weight',
                      'mask', 'advantage', 'advantages', 'lora_A', 'lora_B', 'ref_logp', 'logp', 'ratio', 'length', 'old_logp', 'logp_new', 'logp_old', 'teacher_hidden', 'teacher_head',
-                     'teacher_ids', 'teacher_logits', 'kept_ids', 'offsets', 'x', 'x0', 'x1', 'labels', 'ids', 'my_rows',
+                     'teacher_ids', 'teacher_logits', 'teacher_logp', 'kept_ids', 'offsets', 'x', 'x0', 'x1', 'labels', 'ids', 'my_rows',
                      'my_part'), TENSOR),
     **dict.fromkeys(('tp', 'dp', 'dp_cp', 'cp', 'cp_group', 'data_parallel'), GROUP),
     **dict.fromkeys(('rows', 'src', 'seq', 'pos', 'seq_len', 'seq_dp', 'lengths', 'cu_seqlens', 'counts'), TABLE),
