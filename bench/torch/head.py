@@ -3,20 +3,22 @@
 """The lm_head with its loss, and nll() of logits, through PyTorch on one GPU, compared with their limits and other
 libraries' kernels, in one run.
 
-usage: bench/torch/head.py [--tables head logits cases] [--tokens T --hidden H --vocab V --repetitions N]
+usage: bench/torch/head.py [--tables head forward logits cases] [--tokens T --hidden H --vocab V --repetitions N]
                            [--only WORD ..] [--json FILE]
 
-Each line: the median of N repetitions of a forward and backward, in which all lines take turns, so that the
-clock of a warm GPU is the same for all; its ratio to the limit; the median of when the calls had come back, which
+Each line: the median of N repetitions of a forward and backward, in which all lines take turns in random order, so
+that the clock of a warm GPU is the same for all, and none always follows one that draws more or less power; its ratio to the limit; the median of when the calls had come back, which
 a GPU that has nothing to do waits for; what the caching allocator had at most beyond
 inputs, gradients included, counted from a moment when no gradient exists; the loss and the relative error of
 the gradients (Frobenius) against fp64 sums of a part of the rows. Limits: three or four bare bf16 products
 one after another; for logits one read and one write. Libraries that are not installed are left out.
+forward: log-probabilities alone, as a sampler's or a reference model's are made, against one product.
 cases: what users reported, each compared with the way that hurt.
 """
 import argparse
 import gc
 import json
+import random
 import statistics
 import sys
 import time
@@ -124,8 +126,9 @@ def show(lines, limits, repetitions):
             line.forget()
             print('# %s did not run: %s: %s' % (line.name, type(why).__name__, str(why)[:300]))
         torch.cuda.empty_cache()
+    turns = random.Random(1)
     for _ in range(repetitions):
-        for line in kept:
+        for line in turns.sample(kept, len(kept)):
             line.ms.append(event_ms(line.once))
             line.forget()
     ms = {line.name: statistics.median(ms for ms, _ in line.ms) for line in kept}
@@ -211,6 +214,49 @@ def head(o):
               Line('torch, fp32 loss', lambda: F.cross_entropy(F.linear(x, w).float(), t), (x, w), 'three products')]
     lines = [line for line in lines if not o.only or 'products' in line.name or any(a in line.name for a in o.only)]
     return show(lines, {'want': want}, o.repetitions)
+
+
+def forward(o):
+    rng = torch.Generator('cuda').manual_seed(1)
+    draw = lambda *n: torch.randn(*n, generator=rng, device='cuda')  # noqa: E731
+    x = draw(o.tokens, o.hidden).bfloat16()
+    w = (draw(o.vocab, o.hidden) * o.hidden ** -0.5).bfloat16()
+    b = draw(o.vocab).bfloat16()
+    t = torch.randint(0, o.vocab, (o.tokens,), generator=rng, device='cuda')
+    z = torch.empty(o.tokens, o.vocab, dtype=torch.bfloat16, device='cuda')
+    some = torch.arange(0, o.tokens, max(o.tokens // 64, 1), device='cuda')
+    exact = (x[some].double() @ w.double().t()).log_softmax(-1)
+    of_target, of_all = exact.gather(1, t[some, None])[:, 0], -(exact.exp() * exact).sum(-1)
+    del exact
+
+    def ours(head=w, **options):
+        with torch.no_grad():
+            return ct.linear_logprob(x, head, t, **options)
+
+    def torch_way():
+        with torch.no_grad():
+            return F.linear(x, w).float().log_softmax(-1).gather(1, t[:, None])
+
+    def nll():
+        with torch.no_grad():
+            ct.linear_nll(x, w, t)
+
+    def off(got, want):
+        return float((got[some].double() - want).abs().max())
+
+    logp, entropy = ours(entropy=True)
+    print('# largest error of log-probabilities %.1e, of entropies %.1e; of those from bf16 logits %.1e' % (
+        off(logp, of_target), off(entropy, of_all), off(F.linear(x, w).float().log_softmax(-1).gather(
+            1, t[:, None])[:, 0], of_target) if o.tokens <= 8192 else float('nan')))
+    lines = [Line('one product', lambda: [torch.mm(x, w.t(), out=z)] and None, (), None)]
+    for name, fn in (('linear_logprob', ours), ('linear_logprob, entropy', lambda: ours(entropy=True)),
+                     ('linear_logprob, bf16 logits', lambda: ours(ct.Head(w, logits_dtype=torch.bfloat16))),
+                     ('linear_logprob, bias', lambda: ours(ct.Head(w, b))),
+                     ('linear_logprob, softcap', lambda: ours(ct.Head(w, softcap=30.0))), ('linear_nll', nll),
+                     ('torch, fp32 log_softmax', torch_way)):
+        lines.append(Line(name, lambda fn=fn: [fn()] and None, (), 'one product'))
+    lines = [line for line in lines if not o.only or 'product' in line.name or any(a in line.name for a in o.only)]
+    return show(lines, {'want': None}, o.repetitions)
 
 
 def reader():
@@ -325,14 +371,14 @@ def main():
     for name, value in (('tokens', 8192), ('hidden', 4096), ('vocab', 152064), ('repetitions', 10)):
         ask.add_argument('--' + name, type=int, default=value)
     ask.add_argument('--only', nargs='*')
-    ask.add_argument('--tables', nargs='*', default=['head', 'logits'], choices=['head', 'logits', 'cases'])
+    ask.add_argument('--tables', nargs='*', default=['head', 'logits'], choices=['head', 'forward', 'logits', 'cases'])
     ask.add_argument('--json')
     o = ask.parse_args()
     print('# %s, torch %s, T %d, H %d, V %d, bf16, medians of %d' % (
         torch.cuda.get_device_name(), torch.__version__, o.tokens, o.hidden, o.vocab, o.repetitions))
     rows = []
     for table in o.tables:
-        rows += {'head': head, 'logits': logits, 'cases': cases}[table](o)
+        rows += {'head': head, 'forward': forward, 'logits': logits, 'cases': cases}[table](o)
         gc.collect()
         torch.cuda.empty_cache()
     if o.json:
