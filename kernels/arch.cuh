@@ -24,12 +24,29 @@ constexpr int COMPILED_FOR = __CUDA_ARCH__;
 constexpr int COMPILED_FOR = 0;
 #endif
 
+/* Hopper's matrix products and register counts are in code for sm_90a alone. */
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr bool HAS_WGMMA = true;
+#else
+constexpr bool HAS_WGMMA = false;
+#endif
+
 /* *arch: what the code of @kernel is compiled for that the current device runs */
 template <typename K> cudaError_t code_of(K *kernel, int *arch)
 {
     cudaFuncAttributes code = {};
     const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
     *arch = code.ptxVersion * 10;
+    return e;
+}
+
+/* *has: does the current device run @kernel's code for sm_90a? That of newer GPUs is PTX for
+ * compute_90, which lacks it. */
+template <typename K> cudaError_t code_has_wgmma(K *kernel, bool *has)
+{
+    cudaFuncAttributes code = {};
+    const cudaError_t e = cudaFuncGetAttributes(&code, kernel);
+    *has = code.ptxVersion == 90 && code.binaryVersion == 90;
     return e;
 }
 

@@ -169,7 +169,8 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once(KEEP, WIDTH, AHEAD))
                 a, by, row, here.columns,
                 KEEP == WEIGHTED ? (const typename D::real *)p.class_weight + (here.start - p.class_start)
                                  : nullptr);
-        write_row<D, KEEP, PLAIN, WIDTH>(a, p, by, here, t, target, row, shared);
+        write_row<typename D::real, KEEP, WIDTH>(a, p, here, t, target, PLAIN ? by.factor : 1,
+                                                 x_in<D, PLAIN>{by, row}, shared);
     }
 }
 
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(THREADS)
         begin(a);
         if (target != p.config.ignore_index)
             read_list<D>(a, p, by, t, target, row);
-        write_row<D, SQUARES, false>(a, p, by, rank_span(p), t, target, row, shared);
+        write_row(a, p, rank_span(p), t, target, (typename D::real)1, x_in<D, false>{by, row}, shared);
     }
 }
 
@@ -299,6 +300,67 @@ template <typename D> cudaError_t list_stats(const colo_logprob_args &p, cudaStr
     }
     const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
     list_stats_kernel<D><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+/* ---- tiles ---- */
+
+/* Those of a row, which a product has left, each a thread's: maxima are of x. */
+template <statistics KEEP>
+__device__ void read_tiles(row_sums<float, KEEP> &a, const colo_logprob_args &p, const float *row)
+{
+    const int numbers = colo_logprob_tile_numbers(&p.block);
+    for (int64_t first = (int64_t)threadIdx.x * COLO_LOGPROB_TILE; first < p.true_columns;
+         first += THREADS * COLO_LOGPROB_TILE) {
+        const float *tile = row + 1 + first / COLO_LOGPROB_TILE * numbers, m = tile[0],
+                    top = max_nan(a.top, m); /* NaN stays */
+        if (top != a.top) {
+            if (KEEP == ALL)
+                a.arg = first + (int)tile[4];
+            raise(a, top, 1.f);
+        }
+        const float down = m == -CUDART_INF_F ? 0 : m - a.base, c = exp_of(down);
+        const int64_t columns = min(p.true_columns - first, (int64_t)COLO_LOGPROB_TILE);
+        a.s[0] += c * tile[1];
+        if (KEEP >= ENTROPY)
+            a.u[0] += c > 0 ? c * (tile[2] + down * tile[1]) : 0;
+        if (KEEP == ALL) {
+            a.d[0] += tile[3] + (float)columns * down;
+            a.seen += columns;
+        }
+    }
+}
+
+template <statistics KEEP>
+__global__ void __launch_bounds__(THREADS)
+    tiles_kernel(const __grid_constant__ colo_logprob_args p, bool is_z)
+{
+    __shared__ shared_sums shared;
+    const int64_t stride = colo_logprob_tiles_stride(&p.block, p.columns);
+    if (p.lo == p.block_lo && blockIdx.x == 0 && threadIdx.x < 8)
+        ((int64_t *)(p.blocks + p.rank * p.block.bytes))[threadIdx.x] =
+            ((const int64_t *)&p.header)[threadIdx.x];
+    start_counts(p);
+
+    for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
+        const float *row = p.tiles + (t - p.lo) * stride;
+        const int64_t target = p.targets[t * p.target_stride];
+        row_sums<float, KEEP> a;
+        begin(a);
+        if (target != p.config.ignore_index)
+            read_tiles<KEEP>(a, p, row);
+        const auto x_at = [&](int64_t) {
+            return is_z ? (double)(float)p.factor * (double)row[0] : (double)row[0];
+        };
+        write_row(a, p, rank_span(p), t, target, 1.f, x_at, shared);
+    }
+}
+
+template <statistics KEEP> cudaError_t tiles_stats(const colo_logprob_args &p, cudaStream_t stream)
+{
+    const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
+    tiles_kernel<KEEP><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(
+        p, KEEP != ALL && is_plain(p));
     return cudaGetLastError();
 }
 
@@ -337,6 +399,10 @@ extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_args *given, cuda
         return cudaSuccess;
     if (!stats_starts_counts(given))
         p.out.n_valid = p.out.n_invalid = NULL;
+    if (p.tiles)
+        return p.block.d >= 0 || p.block.arg >= 0 ? tiles_stats<ALL>(p, stream)
+               : p.block.u >= 0                   ? tiles_stats<ENTROPY>(p, stream)
+                                                  : tiles_stats<SUM>(p, stream);
     if (p.support.begin)
         return with_dtype(p.dtype, [&](auto d) { return list_stats<decltype(d)>(p, stream); });
     switch (p.dtype) { /* an empty first launch still writes the header */

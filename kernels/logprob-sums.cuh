@@ -197,6 +197,17 @@ struct shared_sums {
     int64_t args[THREADS / 32];
 };
 
+/* x of a logit in memory, as write_row() asks */
+template <typename D, bool PLAIN> struct x_in {
+    const scaling<typename D::real> &by;
+    const typename D::elem *row;
+    __device__ double operator()(int64_t j) const
+    {
+        const typename D::real z = D::load(row[j]);
+        return PLAIN ? (double)by.factor * (double)z : (double)x_of(z, by.factor, by.cap);
+    }
+};
+
 /* The columns whose statistics the threads of a row make: a rank's, or one of its segments. */
 struct span {
     int64_t start, columns; /* of the vocabulary; of these, those in it */
@@ -208,20 +219,18 @@ __device__ span rank_span(const colo_logprob_args &p)
     return {p.config.logits.vocab_start, p.true_columns, p.rank};
 }
 
-/* Combines the threads' parts of row @t, whose x is made by @by, and writes them into the block of
- * @here. @row: its first element, not read where @target is the one to ignore. All WIDTH threads. */
-template <typename D, statistics KEEP, bool PLAIN, int WIDTH = THREADS>
-__device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_logprob_args &p,
-                          const scaling<typename D::real> &by, const span &here, int64_t t,
-                          int64_t target, const void *row, shared_sums &shared)
+/* Combines the threads' parts of row @t and writes them into the block of @here. @factor: what a's
+ * maximum is multiplied by, 1 if it is x; @x_at(j): x of column j of here, not asked for where @target
+ * is the one to ignore. All WIDTH threads. */
+template <typename R, statistics KEEP, int WIDTH = THREADS, typename X>
+__device__ void write_row(const row_sums<R, KEEP> &a, const colo_logprob_args &p, const span &here,
+                          int64_t t, int64_t target, R factor, const X &x_at, shared_sums &shared)
 {
-    using R = typename D::real;
-    constexpr bool WIDE = sizeof(typename D::real) == 8;
+    constexpr bool WIDE = sizeof(R) == 8;
     double *partial = shared.sums;
     unsigned char *block = p.blocks + here.block * p.block.bytes;
     const int64_t k = t - p.block_lo;
     const bool counts = target != p.config.ignore_index;
-    const R factor = PLAIN ? by.factor : (R)1;
     const double top =
         all_threads<WIDTH>((double)a.top, partial, [](double x, double y) { return max_nan(x, y); });
     const R largest = (R)top, m = factor * largest; /* as raise() makes it: the bases are this or below */
@@ -264,8 +273,7 @@ __device__ void write_row(const row_sums<typename D::real, KEEP> &a, const colo_
         if (counts && any && (target < 0 || target >= p.config.logits.vocab)) {
             x = (double)factor * (double)largest; /* logprob-merge.h says why */
         } else if (counts && any && j >= 0 && j < here.columns) {
-            R z = D::load(((const typename D::elem *)row)[j]);
-            x = PLAIN ? (double)factor * (double)z : (double)x_of(z, by.factor, by.cap);
+            x = x_at(j);
         }
         double xt = isinf((R)x) ? -CUDART_INF : x - (double)m;
         if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */

@@ -365,7 +365,8 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
         }
         __syncthreads();
         read_row<D, PLAIN>(a, h, s, row, first, vectors, k);
-        write_row<D, SUM, PLAIN>(a, s, scaling_of<R>(s, t, false), rank_span(s), t, target, row, shared);
+        const scaling<R> by = scaling_of<R>(s, t, false);
+        write_row(a, s, rank_span(s), t, target, PLAIN ? by.factor : (R)1, x_in<D, PLAIN>{by, row}, shared);
         open_vectors<D>(h, s, row, first);
         select(h, k, (unsigned)columns);
         const int n = h.count;

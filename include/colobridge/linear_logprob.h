@@ -31,6 +31,13 @@
  * run over max_valid rows, an upper bound that the host knows, and the host reads no count. The
  * hidden row of an ignored token is not read; its d_hidden row is 0.
  *
+ * On GPUs of compute capability 9.0 the product of logits makes their statistics, too, tile by tile,
+ * and forward of mode logprob, and each forward without saved, writes no logits. That takes a head of
+ * bf16 or f16 whose hidden size is a multiple of 8 and whose rows begin at multiples of 16 bytes, and
+ * neither LoRA, segments, class weights, temperatures of tokens, sum_p2 nor a support; passes that keep
+ * logits, or make gradients of them, do so if logits_dtype is f32. Other calls, and other GPUs, write
+ * logits chunk by chunk and read them; results differ in the last bits of fp32.
+ *
  * Only the sums over tokens in d_W and d_b run chunk by chunk (in the loss pass several at once).
  * Their last bits may depend on the chunk size; nothing else does. Backward of logprob and keep
  * makes the logits of more rows, mostly of all, in blocks of columns; backward of early needs none.
@@ -95,9 +102,15 @@ typedef struct colo_linear_logprob_config_t {
     int64_t lora;     /* r, the rows of A; 0: no LoRA. Not with segments. The same on all ranks of the
                          vocabulary, and so is frozen_lora */
     bool frozen_lora; /* no d_lora_a, no d_lora_b: their products are skipped */
+    size_t without_logits; /* 0: forward has memory for logits, whether it makes any or not. > 0:
+                              where the GPU has a product that makes statistics of logits and does
+                              not write them, forward of mode logprob, and each forward without
+                              saved, has memory for these alone, about so many bytes. A batch
+                              with a support is an error then, and a resident head whose weight is
+                              not aligned to 16 bytes, row by row */
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false, 0, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false, 0, false, 0
 #else
 #define COLO_LINEAR_LOGPROB_CONFIG_INIT \
     .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}

@@ -194,7 +194,7 @@ class LinearLogprobConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logprob', LogprobConfig), ('mode', INT), ('logits_dtype', INT),
                 ('budget', size_t), ('d_hidden', INT), ('frozen_hidden', BOOL), ('frozen_weight', BOOL),
                 ('d_weight_dtype', INT), ('d_weight_add', BOOL), ('keep_in_place', BOOL), ('share_d_weight', BOOL),
-                ('lora', i64), ('frozen_lora', BOOL)]
+                ('lora', i64), ('frozen_lora', BOOL), ('without_logits', size_t)]
 
 
 class Support(c.Structure):

@@ -19,6 +19,9 @@
  *
  * A bias that no kernel can add is laid into z before, which then is added to.
  *
+ * LOGITS that are to leave statistics are not cuBLASLt's but kernels/head-product.cu's, on GPUs
+ * that run it.
+ *
  * Which cuBLASLt: the one in the process already (inside PyTorch, PyTorch's), else libcublasLt.so
  * of the CUDA major version that this was built with. Not linked, for it is hundreds of megabytes
  * that only the lm_head path needs.
@@ -88,6 +91,7 @@ struct key {
 typedef struct colo_product {
     cublasLtHandle_t handle;
     bool pinned;
+    int32_t clusters; /* of colo_k_head_fit(); 0: no product makes statistics */
     int32_t used, next;
     struct {
         struct key key;
@@ -101,12 +105,21 @@ static colo_status_t failed(const char *what, cublasStatus_t status)
     return colo_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what, lt.name(status));
 }
 
+/* Rows of 16-byte words: what the copy engine takes */
+static bool is_tiled(const struct colo_linear_shape *shape)
+{
+    return (shape->dtype == COLO_BF16 || shape->dtype == COLO_F16) && !shape->pinned &&
+           shape->hidden % 8 == 0 && shape->columns <= INT32_MAX - COLO_LOGPROB_TILE;
+}
+
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     colo_product_t *product = calloc(1, sizeof *product);
     COLO_FAIL_IF(!product, COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *product);
     product->pinned = shape->pinned;
     colo_status_t st = find_library();
+    if (st == COLO_OK && is_tiled(shape))
+        st = colo_cuda_report(colo_k_head_fit(&product->clusters), "lm_head: create");
     const cublasStatus_t status = st < 0 ? CUBLAS_STATUS_SUCCESS : lt.create(&product->handle);
     if (status != CUBLAS_STATUS_SUCCESS)
         st = failed("create", status);
@@ -126,6 +139,11 @@ static void destroy(void *made)
 static int64_t workspace(const void *made)
 {
     return WORKSPACE;
+}
+
+static bool reduces(const void *made)
+{
+    return ((const colo_product_t *)made)->clusters > 0;
 }
 
 static cudaDataType_t type_of(colo_dtype_t dtype)
@@ -324,10 +342,25 @@ static colo_status_t nothing(const struct call *call, const char *name, cudaStre
                             name);
 }
 
+static colo_status_t reduce(const colo_product_t *product, const struct colo_linear_gemm *gemm,
+                            colo_stream_t stream)
+{
+    const struct colo_linear_tiled tiled = {.h = gemm->h,
+                                            .w = gemm->w,
+                                            .z = gemm->z,
+                                            .bias = gemm->bias,
+                                            .hidden = gemm->hidden,
+                                            .stats = gemm->stats,
+                                            .clusters = product->clusters};
+    return colo_cuda_report(colo_k_head_product(&tiled, stream), "lm_head: logits");
+}
+
 static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_stream_t stream)
 {
     colo_product_t *product = made;
     const char *name = product_names[gemm->product];
+    if (gemm->stats)
+        return reduce(product, gemm, stream);
     struct call call = call_of(gemm);
     call.pinned = product->pinned;
     cublasLtMatmulAlgo_t algo;
@@ -381,5 +414,6 @@ const colo_gemm_backend_t colo_gemm_cuda = {
     .create = create,
     .destroy = destroy,
     .workspace = workspace,
+    .reduces = reduces,
     .run = run,
 };

@@ -123,6 +123,10 @@ struct colo_logprob_args {
     const void *class_weight; /* of this rank's columns, in stat_dtype; with has_class_weight */
     int64_t class_start;      /* the first one's column of the vocabulary */
 
+    /* What the product of the lm_head path leaves of each row from lo on, on GPUs that can, as
+     * colo_logprob_tile_numbers() says: stats then reads this instead of logits. NULL otherwise */
+    float *tiles;
+
     /* stats, merge */
     /* Blocks, not ranks of the group, if config.segment is not 0: each segment has its own. This
      * rank's are those from rank on, segments of them; segments is 1 without segments. */
@@ -147,6 +151,30 @@ struct colo_logprob_args {
     void *d_logits; /* [T, columns]; logits itself with the same stride, or disjoint from it */
     int64_t d_row_stride;
 };
+
+/* A row of args.tiles is z of its target, then of each tile of columns, in fp32:
+ *   m, s      as in a block, over the tile's columns
+ *   u         with want_entropy
+ * or with smoothing or want_correct all of
+ *   m, s, u, d, arg     arg from the tile's first column on
+ * x of the target, and not z, where x is not just a positive factor times z, and with smoothing or
+ * want_correct. The target's is there where it is one of the rank's columns. */
+enum { COLO_LOGPROB_TILE = 256, COLO_LOGPROB_TILE_NUMBERS = 5 };
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+static inline int32_t colo_logprob_tile_numbers(const colo_logprob_block_t *block)
+{
+    return block->d >= 0 || block->arg >= 0 ? COLO_LOGPROB_TILE_NUMBERS : block->u >= 0 ? 3 : 2;
+}
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+static inline int64_t colo_logprob_tiles_stride(const colo_logprob_block_t *block, int64_t columns)
+{
+    const int64_t tiles = columns > 0 ? (columns - 1) / COLO_LOGPROB_TILE + 1 : 0;
+    return 1 + tiles * colo_logprob_tile_numbers(block);
+}
 
 static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
 {

@@ -31,6 +31,7 @@ _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 _CORES = 32  # C objects of other sizes or options, for a communicator
 _HOST_WORKSPACE = 1 << 20  # bytes of workspace that a core keeps on the host
 _SHARED = 1 << 20  # bytes of a weight whose gradient, before it is made, holds those of logits
+_TILES = 88 << 20  # bytes of a forward that makes no logits
 _clock = itertools.count()
 
 
@@ -169,7 +170,11 @@ class LinearPlan(Plan):
         self.scatter, self.head_rows, self.owned, self.names, self.early = scatter, rows_here, owned, names, early
         self.copies_hidden, self.copies_weight, self.dtype = read is not hidden, copies_weight, hidden.dtype
         self.gemm = GEMMS[gemm]
-        self.linear = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget, 'd_hidden': D_HIDDEN[d_hidden]}
+        # What forward needs where a GPU's product makes statistics, not logits: without a support, it reads no logits.
+        self.tiled = hidden.is_cuda and hidden.element_size() == 2 and hidden.shape[-1] % 8 == 0 and \
+            support is None and lora is None and (head_comm is not None or weight.stride(0) % 8 == 0)
+        self.linear = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget, 'd_hidden': D_HIDDEN[d_hidden],
+                       'without_logits': _TILES if self.tiled else 0}
         self.max_valid = bound
         flat_shape, stride = (rows.count, rows.columns), (rows.stride, 1)
         named = '%s: %s' % (what, what.hidden)
@@ -383,6 +388,8 @@ class _Ready:
     def forward(self, comm: Comm, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, target: Any,
                 backward: bool) -> tuple[list[Any], Any, Any]:
         """(outputs, the buffer that backward needs, as a tensor, or memory that is no tensor)"""
+        if self.plan.tiled and weight.data_ptr() % 16:
+            weight = weight.clone()  # a view from an odd element on: products are of 16-byte words
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, a, b, target, View.point)
             out = made_like(self.plan.out, self.outputs)
@@ -454,7 +461,7 @@ class _Ready:
             out, at_out = ([], self.at_sums) if plan.unseen else (made_like(self.plan.out, self.outputs), self.at_out)
             losses = self.place(out, group)
             if not early:
-                made = self._in_one_pass(bias, self.at_whole, at_out, None if by is None else main)
+                made = self._in_one_pass(comm, bias, self.at_whole, at_out, None if by is None else main)
             else:
                 kept, small, buffer = self.keep()
                 shared = None
@@ -473,12 +480,15 @@ class _Ready:
         """Gradients of the sum of entropies, of tensors that a forward saved."""
         with self.core.lock:
             held = self.bind(comm, hidden, weight, bias, a, b, target, View.again), made_like(self.plan.out, self.outputs)
-            grads = self._in_one_pass(bias, self.at_entropy, self.at_out, None)
+            grads = self._in_one_pass(comm, bias, self.at_entropy, self.at_out, None)
         del held
         return grads
 
-    def _in_one_pass(self, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, ...]:
+    def _in_one_pass(self, comm: Comm, bias: Any, upstream: int, out: int, main: Any) -> tuple[Any, ...]:
         """Outputs and gradients of what bind() was told."""
+        if not any(self.makes) and self.d_lora is None and comm.size == 1:  # where a pass gathers depends on what it makes
+            self.run(self.run_forward, s.LINEAR_LOGPROB_INFERENCE, self.at_batch, out, None, None)
+            return (None,) * 5
         grads = self.gradients(bias, main)
         self.run(self.run_loss, s.LINEAR_LOGPROB_LOSS, self.at_batch, upstream, out, self.at_grads)
         return grads

@@ -70,6 +70,9 @@ struct colo_linear_gemm {
     double factor;    /* 1 with a bias or a scale */
     const float
         *scale; /* [COLO_LINEAR_SCALE], which multiplies as factor does; NULL: 1; LOGITS: NULL */
+    /* of LOGITS alone, where reduces(): z's tiles become stats->tiles, and z.data may be NULL;
+     * colo_linear_tiled says more. NULL: no */
+    const struct colo_logprob_args *stats;
     void *workspace; /* of workspace() bytes, 256-aligned */
 };
 
@@ -112,6 +115,8 @@ typedef struct colo_gemm_backend {
     colo_status_t (*create)(const struct colo_linear_shape *shape, void **made);
     void (*destroy)(void *made);
     int64_t (*workspace)(const void *made); /* bytes, a multiple of 256 */
+    /* Can LOGITS make statistics? NULL: no */
+    bool (*reduces)(const void *made);
     colo_status_t (*run)(void *made, const struct colo_linear_gemm *g, colo_stream_t stream);
 } colo_gemm_backend_t;
 
@@ -131,5 +136,7 @@ colo_status_t colo_lm_head_reduce_sums(colo_lm_head_t *head, const colo_lm_head_
                                        bool once, void *workspace, colo_stream_t stream);
 /* COLO_ERR_STATE unless bound; the version counters of what is bound, summed */
 colo_status_t colo_lm_head_bound(const colo_lm_head_t *head, uint64_t *version);
+/* The weight that is bound, where it is not gathered; else NULL */
+const colo_tensor_t *colo_lm_head_resident(const colo_lm_head_t *head);
 
 #endif

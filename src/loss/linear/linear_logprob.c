@@ -262,6 +262,21 @@ static bool shares(const struct colo_linear_size *size)
 
 /* ---- forward ---- */
 
+static colo_status_t check_without_logits(const colo_linear_logprob_t *linear,
+                                          const colo_linear_logprob_batch_t *batch)
+{
+    const colo_tensor_t *weight = colo_lm_head_resident(linear->head);
+    COLO_FAIL_IF(batch->support, COLO_ERR_ARG,
+                 "linear: without_logits, but the batch has a support, which is read from logits; "
+                 "use an object whose config has without_logits 0");
+    COLO_FAIL_IF(weight && !colo_linear_is_tiled(weight), COLO_ERR_ARG,
+                 "linear: without_logits, but weight is at %p, rows %" PRId64
+                 " elements apart, expected both to be multiples of 16 bytes; use an object whose "
+                 "config has without_logits 0",
+                 weight->data, weight->stride[0]);
+    return COLO_OK;
+}
+
 static colo_status_t check_forward(struct colo_linear_call *call,
                                    const colo_linear_logprob_batch_t *given,
                                    const colo_logprob_out_t *out, colo_linear_logprob_pass_t pass)
@@ -275,6 +290,8 @@ static colo_status_t check_forward(struct colo_linear_call *call,
     COLO_TRY(
         colo_linear_set_size(linear, pass, batch->hidden->shape[0], batch->max_valid, &call->size));
     COLO_TRY(colo_linear_set_memory(linear, &call->size, &call->memory));
+    if (call->size.no_logits)
+        COLO_TRY(check_without_logits(linear, batch));
     return colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes);
 }
 

@@ -294,6 +294,11 @@ colo_status_t colo_lm_head_bound(const colo_lm_head_t *head, uint64_t *version)
     return COLO_OK;
 }
 
+const colo_tensor_t *colo_lm_head_resident(const colo_lm_head_t *head)
+{
+    return head->group ? NULL : &head->weight;
+}
+
 /* ---- gather ---- */
 
 /* This rank's rows into its place of the gathered head, unless they are there, then the one

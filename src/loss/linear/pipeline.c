@@ -16,6 +16,10 @@
  * The head is taken once before the chunks and released after them, whether or not this rank has a
  * token: the other ranks of its group are in the same pass. d_W is reduced once after them.
  *
+ * Where the product can (call->reduces), it makes each tile's part of the statistics from its own
+ * numbers, and statistics put the parts of a row together. Logits that nothing else reads are not
+ * written then.
+ *
  * Rows, chunks and memory are workspace.c's, formulas the kernels' (args.h), products and packing
  * the table's (linear.h), shards the head's. An error ends the pass where it is; linear_logprob.c
  * then releases what is held.
@@ -192,6 +196,7 @@ static colo_status_t take_head(struct colo_linear_call *call)
     COLO_TRY(colo_lm_head_acquire(linear->head, call->main, &w, &b));
     call->weight = (struct colo_linear_matrix){w.data, w.stride[0], w.dtype};
     call->bias = linear->has_bias ? b.data : NULL;
+    call->reduces = call->size.reduces && !call->args.support.begin && colo_linear_is_tiled(&w);
     if (call->memory.bias < 0)
         return COLO_OK;
     /* a gathered bias is a column of the gathered head */
@@ -220,7 +225,9 @@ static void set_unit(struct colo_linear_call *call, int64_t unit)
                         : call->args.lo + call->size.chunk;
     set_columns(call, column_of(call, unit),
                 (unit + 1) % call->size.blocks ? column_of(call, unit + 1) : call->linear->columns);
-    call->args.logits = logits_at(call, unit);
+    call->args.logits = call->reduces && !call->size.writes ? NULL : logits_at(call, unit);
+    call->args.tiles = call->reduces ? colo_linear_place(call->workspace, call->memory.tiles[unit % 2])
+                                     : NULL;
     call->args.d_logits = call->size.makes_d_logits ? d_logits_at(call, unit) : NULL;
     call->args.d_row_stride = call->size.early      ? call->size.part[part_of(call, unit)].stride
                               : call->size.in_place ? call->size.z_stride
@@ -320,9 +327,11 @@ static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
         .product = COLO_LINEAR_LOGITS,
         .h = {rows_at(call, chunk_of(call, unit)), call->linear->hidden, call->linear->dtype},
         .w = call->weight,
-        .z = {logits_at(call, unit), call->size.z_stride, call->linear->config.logits_dtype},
+        .z = {(void *)(uintptr_t)call->args.logits, call->size.z_stride,
+              call->linear->config.logits_dtype},
         .bias = colo_linear_element(call->bias, call->linear->dtype, column_of(call, unit)),
-        .factor = 1};
+        .factor = 1,
+        .stats = call->reduces ? &call->args : NULL};
     const struct colo_linear_gemm more = {.product = COLO_LINEAR_LOGITS,
                                           .hidden = call->linear->config.lora,
                                           .h = narrow_at(call, chunk_of(call, unit)),

@@ -97,6 +97,17 @@ struct colo_linear_convert {
     int64_t rows, columns;
 };
 
+/* z = h wT + bias of 16-bit operands, as COLO_LINEAR_LOGITS of linear.h says, and what @stats' tiles
+ * take of it, rounded to stats' dtype. z is f32; z.data NULL: it is not written. Rows are those of
+ * stats, [lo, hi), columns are its, too. Addresses and rows of h, w and z are multiples of 16 bytes. */
+struct colo_linear_tiled {
+    struct colo_linear_matrix h, w, z;
+    const void *bias; /* [columns], contiguous, h's dtype; NULL: none */
+    int64_t hidden;
+    const struct colo_logprob_args *stats;
+    int32_t clusters; /* of colo_k_head_fit() */
+};
+
 /* per-row values to tokens: 0 (argmax: -1) for an ignored token, NaN (correct: 0) for a dropped
  * one; NULL members of to are not written; n_valid and n_invalid come from the counts */
 struct colo_linear_scatter {

@@ -26,6 +26,10 @@
  * Mode early saves all d_logits. If d_weight's memory shares them (cut()), a product of d_W writes
  * over those that the products before it have read.
  *
+ * Where products leave statistics of tiles, a chunk has memory for these, too; a batch with a support,
+ * or a weight that is not aligned, has none, and logits are read. With without_logits a forward whose
+ * logits nothing reads has memory for tiles alone, and the chunk is theirs.
+ *
  * With segments a product has the columns of one segment. Sums over tokens in d_W are cut into
  * chunks of a fixed number of rows; backward's blocks are segments, so its chunk can be long.
  *
@@ -47,6 +51,7 @@ enum {
     ROW_BYTES = 128,
     TILE = 64,
     WIDTH = 33 * 256,
+    TILED = 256, /* rows of two blocks of kernels/head-product.cu */
     STAGED = 7,  /* of so many parts of d_weight one, at most, has a stage */
     FIXED = 8192 /* rows of backward's chunk with segments */
 };
@@ -117,6 +122,23 @@ static int64_t loss_chunk(const colo_linear_logprob_t *linear, int64_t rows)
     if (linear->config.logprob.segment == 0)
         return chunk_of(linear, rows, early_min_rows(linear), true);
     return rows < MIN_ROWS ? rows : MIN_ROWS;
+}
+
+/* Rows of forward whose tiles, of two chunks, and rows of hidden fit into without_logits: whole tiles
+ * of two blocks. */
+static int64_t tiled_chunk(const colo_linear_logprob_t *linear, int64_t rows,
+                           const colo_logprob_block_t *block)
+{
+    const size_t budget = linear->config.without_logits;
+    const int64_t most = budget > INT64_MAX ? INT64_MAX : (int64_t)budget,
+                  fixed = linear->config.logprob.chunk_size,
+                  each = 2 * colo_logprob_tiles_stride(block, linear->columns) * 4 +
+                         linear->hidden * elem_of(linear->dtype);
+    if (fixed > 0)
+        return fixed < rows ? fixed : rows;
+    const int64_t fit = most / each > TILED ? most / each : TILED, chunks = (rows - 1) / fit + 1,
+                  chunk = ((rows - 1) / chunks / TILED + 1) * TILED;
+    return chunk < rows ? chunk : rows;
 }
 
 /* Chunks of the loss pass whose gradients lie one behind the other: at least MIN_ROWS rows, of
@@ -242,10 +264,22 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     size->in_place = size->keeps ? config->keep_in_place
                                  : config->logits_dtype == linear->dtype && !size->shared;
     const bool stays = size->keeps || (size->early && size->in_place);
+    size->makes_d_logits = trains && (size->early ? fore : back || loss);
+    size->writes = size->keeps || size->makes_d_logits;
+    /* to write logits of 16 bits from there is slower than to read them once more */
+    size->reduces = linear->kernels->gemm->reduces &&
+                    linear->kernels->gemm->reduces(linear->gemm) && !back && !size->segment &&
+                    !config->logprob.has_class_weight && !config->logprob.has_temperature &&
+                    !config->logprob.want_sum_p2 && config->lora == 0 &&
+                    !(size->writes && config->logits_dtype == linear->dtype);
+    size->no_logits = size->reduces && !size->writes && !loss && config->without_logits > 0;
     const int64_t min_rows = stays         ? MIN_ROWS
                              : size->early ? early_min_rows(linear)
                                            : FORWARD_MIN_ROWS;
-    size->chunk = loss                            ? loss_chunk(linear, size->rows)
+    colo_logprob_block_t one;
+    (void)colo_logprob_block_layout(&config->logprob, config->logits_dtype, 1, &one);
+    size->chunk = size->no_logits                 ? tiled_chunk(linear, size->rows, &one)
+                  : loss                          ? loss_chunk(linear, size->rows)
                   : !back                         ? chunk_of(linear, size->rows, min_rows, false)
                   : size->early && !size->segment ? size->rows
                                                   : rows_of_blocks(linear, size->rows);
@@ -253,14 +287,13 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     size->joined = loss ? joined_of(linear, size) : 1;
     size->once = size->chunks <= size->joined && !config->d_weight_add;
     size->makes_logits = !back || (colo_linear_makes_grads(size) && !size->keeps && !size->early);
-    size->makes_d_logits = trains && (size->early ? fore : back || loss);
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
      * gather alike, whichever of them has to make logits again */
     const bool others = back && trains && config->mode == COLO_LINEAR_LOGPROB_AUTO &&
                         colo_lm_head_group(linear->head);
     size->takes_head = size->makes_logits || size->makes_d_hidden || others;
     size->d_hidden_last = loss && !config->frozen_weight && colo_comm_size(linear->group) == 1;
-    size->buffers = stays || !size->makes_logits             ? 0
+    size->buffers = stays || !size->makes_logits || size->no_logits ? 0
                     : size->chunks == 1 && size->blocks == 1 ? 1
                     : size->in_place && size->joined > 1     ? 1
                                                              : 2;
@@ -347,6 +380,9 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
     for (int i = 0; i < 2; i++) {
         memory->z[i] = put(&bytes, &ok, i < size->buffers, size->in_place ? joined : size->chunk,
                            size->z_stride, elem_of(config->logits_dtype));
+        memory->tiles[i] = put(&bytes, &ok, size->reduces && (i == 0 || size->chunks > 1),
+                               size->chunk, colo_logprob_tiles_stride(&size->block, linear->columns),
+                               sizeof(float));
         memory->dz[i] =
             put(&bytes, &ok, d_z && !size->in_place && !size->early && (i == 0 || other), joined,
                 size->d_stride, elem);
@@ -393,7 +429,8 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
             linear->columns, elem, 1);
     memory->reduce = put(&bytes, &ok, d_weight && reduce_bytes(linear, size->once) > 0,
                          reduce_bytes(linear, size->once), 1, 1);
-    memory->gemm = put(&bytes, &ok, true, linear->kernels->gemm->workspace(linear->gemm), 1, 1);
+    memory->gemm = put(&bytes, &ok, !size->no_logits,
+                       linear->kernels->gemm->workspace(linear->gemm), 1, 1);
     memory->bytes = bytes;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,

@@ -61,6 +61,9 @@ struct colo_linear_size {
     int64_t u_stride;           /* of a LoRA's u and d_u */
     colo_logprob_block_t block;
     bool takes_head, makes_logits, makes_d_logits, makes_d_hidden, makes_d_weight, makes_d_lora;
+    bool reduces;   /* products can leave statistics */
+    bool writes;    /* something else reads their logits, too */
+    bool no_logits; /* there is no memory for logits */
 };
 
 static inline bool colo_linear_makes_grads(const struct colo_linear_size *size)
@@ -74,6 +77,7 @@ struct colo_linear_memory {
     int64_t logp, entropy, loss, correct, weight, argmax, lse, sum_p2, mean_logits; /* per row */
     int64_t up[COLO_LINEAR_UPS], scale, stats, blocks;
     int64_t z[2], dz[2], h[2]; /* chunks; joined ones: z in place, dz and h */
+    int64_t tiles[2];          /* args.tiles of a chunk */
     int64_t d_h, d_hidden;     /* as h; [T, H] before a reduce-scatter */
     int64_t d_h_sum;           /* chunk, of the sum dtype; with segments one a level of the tree */
     int64_t d_h_stage, d_h_stage_bytes; /* staging of the sum of d_hidden over ranks */
@@ -84,6 +88,14 @@ struct colo_linear_memory {
     int64_t bias, reduce, gemm;
     int64_t bytes;
 };
+
+/* Can a product that makes statistics read this weight? */
+static inline bool colo_linear_is_tiled(const colo_tensor_t *weight)
+{
+    const int64_t pitch = weight->stride[0] * (int64_t)colo_dtype_size(weight->dtype);
+    return (uintptr_t)weight->data % 16 == 0 && pitch > 0 && pitch % 16 == 0 &&
+           pitch < INT64_C(1) << 40;
+}
 
 /* NULL of -1 */
 static inline void *colo_linear_place(void *memory, int64_t offset)
@@ -129,6 +141,7 @@ struct colo_linear_call {
     void *bias;
     struct colo_linear_matrix lora_a, lora_b, d_lora_a, d_lora_b; /* of a LoRA */
     double lora_scale;
+    bool reduces; /* of size, and of this weight and this batch, too */
 
     colo_lm_head_grads_t head_grads;
     colo_tensor_t d_weight, d_bias; /* of the whole head */
