@@ -106,7 +106,7 @@ static void check_product(int nth, enum colo_linear_product what, colo_dtype_t d
                       what == COLO_LINEAR_D_WEIGHT || (logits && nth % 2) ? wide : dtype, n,
                       nth % 3, n[1] + nth % 3, logits && nth % 2, &rng);
     p.g.first = nth % 5 * 50;
-    p.g.beta = !p.bias && nth % 3 == 1;
+    p.g.beta = logits ? !p.bias && nth / 12 % 2 : nth % 2;
     if (!logits && nth % 4 < 2) {
         p.g.scale = scale;
         p.scale = (double)scale[0];
