@@ -139,6 +139,51 @@ def case_linear_is_the_product_and_its_loss():
         near(b.main_grad - 1, y.grad[lo:hi], bound, 'main_grad')
 
 
+def case_a_lora_is_that_of_the_weight_with_it():
+    """Of ranks that do not divide 8, in every mode; with bf16 also factors in f32, as peft has them."""
+    lo, hi = cut(V)
+    for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 5e-4), (torch.bfloat16, 3e-2)):
+        for rank, mode, frozen in itertools.product((3, 16), ('loss', 'logprob', 'keep'), (False, True)):
+            h, w, t = linear_case(dtype=dtype)
+            of = torch.float32 if dtype == torch.bfloat16 and mode == 'logprob' else dtype
+            rng = torch.Generator().manual_seed(3)
+            f, g = ((torch.randn(*n, generator=rng, dtype=torch.float64) * 0.3).to(dtype).to(of).cuda() for n in ((rank, H), (V, rank)))
+            x = [leaf(v.double()) for v in (h, w, f, g)]
+            mean = torch.nn.functional.cross_entropy(x[0] @ (x[1] + 0.7 * x[3] @ x[2]).t(), t)
+            (mean * 3).backward()
+            a, b, c, d = leaf(h), w[lo:hi] if frozen else leaf(w[lo:hi]), leaf(f), leaf(g[lo:hi])
+            head = ct.Head(b, tp_group=dist.group.WORLD, vocab=(lo, V), lora=(c, d, 0.7))
+            loss = ct.linear_nll(a, head, t, mode=mode, chunk_size=40)
+            (loss.loss * 3).backward()
+            near(loss.loss.detach(), mean.detach(), bound, 'loss')
+            for got, right, name in ((a, x[0].grad, 'd_hidden'), (b, x[1].grad[lo:hi], 'd_weight'), (c, x[2].grad, 'd_a'),
+                                     (d, x[3].grad[lo:hi], 'd_b')):
+                assert (got.grad is None) == (name == 'd_weight' and frozen)
+                if got.grad is not None:
+                    near(got.grad, right, bound, (name, mode, dtype, rank))
+
+
+def case_groups_have_means_of_their_own():
+    lo, hi = cut(V)
+    h, w, t = linear_case()
+    group, weights = torch.arange(len(t), device=h.device) % 3, [1.0, 0.3, -2.0, 5.0]  # the last has no token
+    x, y = leaf(h.double()), leaf(w.double())
+    each = torch.nn.functional.cross_entropy(x @ y.t(), t, reduction='none')
+    means = torch.stack([each[(group == i) & (t != -100)].mean() for i in range(3)])
+    (means * torch.tensor(weights[:3], device=h.device).double()).sum().backward()
+    for mode in ('loss', 'logprob', 'logits'):
+        a, b = leaf(h), leaf(w[lo:hi])
+        options = dict(groups=group, group_weight=weights, tp_group=dist.group.WORLD)
+        got = ct.nll(a @ b.t(), t, vocab=(lo, V), **options) if mode == 'logits' else ct.linear_nll(
+            a, ct.Head(b, vocab=(lo, V)), t, mode=mode, **options)
+        got.total.backward()
+        near(got.loss.detach()[:3], means.detach(), 5e-4, ('loss', mode))
+        assert got.loss[3] == 0 and got.den.tolist()[3] == 0
+        near(b.grad, y.grad[lo:hi], 5e-4, ('d_weight', mode))
+        if mode != 'logits':  # whose d_hidden is this rank's part
+            near(a.grad, x.grad, 5e-4, ('d_hidden', mode))
+
+
 def case_a_loss_scale_multiplies_in_fp32():
     """As test_torch_upstream.py, which derives the bounds; d_hidden has a rounding more for each rank."""
     lo, hi = cut(V)
