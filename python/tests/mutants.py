@@ -450,6 +450,8 @@ MUTANTS = {
         'torch/linear_distill.py', 'for d in (hidden if work.adds else None,', 'for d in (None,', 'test_torch_linear_distill.py', 'on_threads'),
     'each rank has the gradient of A of its columns alone': (
         'torch/linear_distill.py', 'a if work.comm.size > 1 else None)', 'None)', 'test_torch_linear_distill.py', 'on_threads'),
+    'statistics are made again in backward': (
+        'torch/linear_distill.py', 'again = kept is not None and up is not None', 'again = False', 'test_torch_linear_distill.py', 'collectives'),
     'a second backward multiplies gradients again': (
         'torch/linear_distill.py', '    ctx.made = None\n', '', 'test_torch_linear_distill.py', 'one_backward'),
     'tokens that a mask leaves out have the weight of others': (

@@ -143,6 +143,27 @@ def test_products(mode, student, teacher):
     assert seen == {H: student, HT: teacher}
 
 
+def test_collectives():
+    m = Models(pad=V, pad_t=V)
+
+    def one_rank(world):
+        mine = cut(V, world.rank, 2)
+        for kind, mode in itertools.product(KINDS, MODES):
+            h, w = m.h.clone().requires_grad_(), m.w[mine].clone().requires_grad_()
+            head, teacher = (ct.Head(t, vocab=(mine.start, V), tp_group=world) for t in (w, m.tw[mine]))
+            run = lambda: ct.linear_distill(h, head, m.th, teacher, kind=kind, mode=mode, chunk_size=3).loss  # noqa: E731
+            run()  # columns are compared
+            world.stats_reset()
+            loss = run()
+            seen = {name: of['ops'] for ops in world.stats().values() for name, of in ops.items() if of['ops']}
+            assert seen == {'all_gather': 3 if kind.endswith('kl') else 6}, (kind, mode)  # of 3 chunks
+            world.stats_reset()
+            loss.backward()
+            seen = {name: of['ops'] for ops in world.stats().values() for name, of in ops.items() if of['ops']}
+            assert seen == {'all_reduce': 1}, (kind, mode)  # of hidden's gradient
+    cb.run_threads(2, one_rank)
+
+
 @pytest.mark.parametrize('mode', MODES)
 def test_frozen_parts_get_no_gradient(mode):
     m = Models()

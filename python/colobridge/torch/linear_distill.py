@@ -4,11 +4,13 @@ logits ever exist as a whole. Each chunk is a call of distill()'s; docs/guides/d
 
 Two modes, as of linear_nll(). "loss": forward makes the gradients of hidden and of the student's head with 1 as each token's
 upstream gradient, times its weight, and backward multiplies them by one number: three products with the student's head, one with
-the teacher's. "logprob" takes any upstream gradient and makes all logits again in backward: four and two.
+the teacher's. "logprob" takes any upstream gradient and makes all logits again in backward, but not their statistics: four and
+two, and no collective for a chunk.
 """
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
@@ -19,10 +21,10 @@ from . import placed
 from . import ranks as groups
 from .autocast import autocasts, cast, under
 from .calls import eager
-from .chunks import Logits, _rows_of, _sums
+from .chunks import _rows_of, _sums
 from .functions import Function, saved_tensors
 from .head import FIELDS, PLAIN, Head, Named, columns_of, read
-from .logprob import VocabParallel, planned, real_of
+from .logprob import planned, real_of
 from .losses import DIVERGENCES, _Distill
 from .nll import Loss, across, reduced, weights_of
 from .ready import integer, number
@@ -91,15 +93,22 @@ def _logits(h: Any, params: Params, side: _Side, columns: int) -> Any:
     return z
 
 
-def _divergence(work: _Work, z: Any, y: Any, mask: Any) -> Any:
-    """D of each token [n]; a gradient of it is written over z."""
+def _planned(work: _Work, z: Any, y: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
+    """(logits of both as a plan of distill() reads them, the plan, the mask); it writes the gradient over those of the student."""
     student, teacher = work.sides
     if y.dtype not in (z.dtype, torch.float32):
         y = y.to(real_of(z.dtype))
-    return VocabParallel.apply(*planned(
-        _WHAT, z, y, ('kl',), work.tp_group, (work.start, None, work.vocab), z.requires_grad,
+    z, y, (plan, _, _, mask) = planned(
+        _WHAT, z, y, ('kl',), work.tp_group, (work.start, None, work.vocab), True,
         (0, teacher.temperature, teacher.scale, teacher.softcap, work.kind, work.beta, student.temperature, student.softcap,
-         student.scale), _MEMBERS, _Distill, more=mask))[0]
+         student.scale), _MEMBERS, _Distill, more=mask)
+    return z, y, plan, mask
+
+
+def _gradient(plan: Any, z: Any, y: Any, stats: Any, up: Any) -> Any:
+    """Of z, from what a forward of logits with these values kept, and the upstream gradient of each token"""
+    kept = (z, y, stats) if isinstance(stats, torch.Tensor) else (z, y)
+    return plan.backward(types.SimpleNamespace(ended=False, stats=stats, saved_tensors=kept), [up])
 
 
 _MEMBERS = ('targets', 'target_temperature', 'target_scale', 'target_softcap', 'divergence', 'beta', 'temperature', 'softcap', 'scale')
@@ -142,26 +151,27 @@ class _Grads:
 
 
 def _pass(work: _Work, hidden: Any, params: Params, teacher_hidden: Any, teacher: Params, mask: Any, product: Any, up: Any,
-          grads: _Grads | None) -> Any:
-    """D of all tokens [T], and if @up [T] is not None its gradients into @grads, under the autocast @product."""
-    losses = torch.empty(len(hidden), dtype=real_of(cast(hidden, product).dtype), device=hidden.device)
+          grads: _Grads | None, kept: list[Any] | None = None) -> Any:
+    """D of all tokens [T], and if @up [T] is not None its gradients into @grads, under the autocast @product. kept: gets what
+    another pass needs, or has it if there is an @up, which then makes gradients alone."""
+    again = kept is not None and up is not None
+    losses = torch.empty(0 if again else len(hidden), dtype=real_of(cast(hidden, product).dtype), device=hidden.device)
     own: Any = tuple(cast(t, product) for t in params)
     other: Any = tuple(cast(t, product) for t in teacher)
-    for rows in _rows_of(hidden, work.step):
+    for i, rows in enumerate(_rows_of(hidden, work.step)):
         h = cast(hidden[rows], product)
-        z = _logits(h, own, work.sides[0], work.columns)
-        y = _logits(cast(teacher_hidden[rows], product), other, work.sides[1], work.columns)
-        part = None if mask is None else mask[rows]
-        if grads is None:
-            losses[rows] = _divergence(work, z, y, part)
-            continue
-        with torch.enable_grad():
-            d = _divergence(work, Logits.apply(z.requires_grad_()), y, part)
-            made, = torch.autograd.grad(d, z, up[rows])
-        losses[rows] = d.detach()
-        del y
-        grads.add(rows, h, made, own, work.sides[0])
-        del z, made
+        z, y, plan, part = _planned(work, _logits(h, own, work.sides[0], work.columns),
+                                    _logits(cast(teacher_hidden[rows], product), other, work.sides[1], work.columns),
+                                    None if mask is None else mask[rows])
+        if again:
+            stats = kept[i]  # type: ignore[index]
+        else:
+            (losses[rows],), stats = plan.forward(z, y, work.comm, up is not None or kept is not None, part)
+            if kept is not None:
+                kept.append(stats)
+        if grads is not None:
+            grads.add(rows, h, _gradient(plan, z, y, stats, up[rows]), own, work.sides[0])
+        del z, y
     return losses
 
 
@@ -196,9 +206,9 @@ def _(ctx: Any, d_value: Any) -> Any:
 @Function
 def _Any(ctx: Any, work: _Work, teacher: Any, mask: Any, hidden: Any, *params: Any) -> Any:
     """(.., hidden, weight, bias, A, B) -> D of each token"""
-    product = autocasts(hidden.device)
-    losses = _pass(work, hidden, params, *teacher, mask, product, None, None)  # type: ignore[arg-type]
-    ctx.of = work, mask, product
+    product, kept = autocasts(hidden.device), [] if any(ctx.needs_input_grad[3:]) else None
+    losses = _pass(work, hidden, params, *teacher, mask, product, None, None, kept)  # type: ignore[arg-type]
+    ctx.of = work, mask, product, kept
     ctx.save_for_backward(hidden, *params, teacher[0], *teacher[1])
     return losses
 
@@ -206,11 +216,11 @@ def _Any(ctx: Any, work: _Work, teacher: Any, mask: Any, hidden: Any, *params: A
 @_Any.backward
 def _(ctx: Any, up: Any) -> Any:
     hidden, *rest = saved_tensors(ctx, 'linear_distill: hidden, head, teacher_hidden or teacher_head')
-    work, mask, product = ctx.of
+    work, mask, product, kept = ctx.of
     params, teacher_hidden, teacher = tuple(rest[:4]), rest[4], tuple(rest[5:])
     grads = _Grads(work, hidden, params, ctx.needs_input_grad[3:])
     with groups.telling(work.comm), under(product):
-        _pass(work, hidden, params, teacher_hidden, teacher, mask, product, up.contiguous(), grads)
+        _pass(work, hidden, params, teacher_hidden, teacher, mask, product, up.contiguous(), grads, kept)
     return None, None, None, *_finished(work, [grads.hidden, *grads.params], (hidden, *params))
 
 
