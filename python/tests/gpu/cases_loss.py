@@ -163,6 +163,96 @@ def case_a_lora_is_that_of_the_weight_with_it():
                     near(got.grad, right, bound, (name, mode, dtype, rank))
 
 
+def divergence(kind, z, y, beta):
+    """D of each token of logits in f64, from its definition"""
+    lp, lq = torch.log_softmax(z, -1), torch.log_softmax(y, -1)
+    p, q = lp.exp(), lq.exp()
+    m = (beta * q + (1 - beta) * p).log()
+    return {'forward_kl': lambda: (q * (lq - lp)).sum(-1), 'reverse_kl': lambda: (p * (lp - lq)).sum(-1),
+            'jsd': lambda: (beta * q * (lq - m) + (1 - beta) * p * (lp - m)).sum(-1), 'tv': lambda: (p - q).abs().sum(-1) / 2,
+            'acceptance': lambda: -torch.minimum(p, q).sum(-1).log()}[kind]()
+
+
+def case_divergences_are_those_of_whole_vocabularies():
+    lo, hi = cut(V)
+    for (dtype, bound), kind in itertools.product(((torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)),
+                                                  ('forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance')):
+        z, t, g = logits_case(dtype=dtype)
+        y = logits_case(seed=3, dtype=dtype)[0]
+        for temperature, mask in ((1.0, None), (0.7, t != -100)):
+            x = leaf(z.double())
+            want = divergence(kind, x / temperature, y.double() / 2, 0.3)
+            want = want if mask is None else want.masked_fill(~mask, 0)
+            (want * g[0]).sum().backward()
+            mine = leaf(z[:, lo:hi])
+            got = ct.distill(mine, y[:, lo:hi], kind=kind, beta=0.3, temperature=temperature, target_temperature=2.0, mask=mask,
+                             reduction='none', tp_group=dist.group.WORLD, vocab=(lo, V))
+            (got.double() * g[0]).sum().backward()
+            near(got, want, min(bound, 1e-4), (kind, dtype))
+            near(mine.grad, x.grad[:, lo:hi], bound, ('d_logits', kind, dtype))
+
+
+def case_a_divergence_near_0_keeps_its_digits():
+    lo, hi = cut(V)
+    z = (logits_case()[0] * 2 ** 14).floor() / 2 ** 14
+    for bits in (8, 12, 14):
+        y = z + torch.randint(-8, 9, z.shape, generator=torch.Generator().manual_seed(bits)).cuda() / 2.0 ** (bits + 3)
+        for kind in ('forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance'):
+            want = divergence(kind, z.double(), y.double(), 0.3)
+            got = ct.distill(z[:, lo:hi], y[:, lo:hi], kind=kind, beta=0.3, reduction='none', tp_group=dist.group.WORLD, vocab=(lo, V))
+            off = float((got.double() / want - 1).abs().max())
+            assert off < 2e-2, (kind, bits, off)  # log(p/q), some 2^-15 at least, is off by 1e-6 at most
+
+
+def case_the_top_k_of_a_teacher():
+    lo, hi = cut(V)
+    for (dtype, bound), kind, tail in itertools.product(((torch.float64, 1e-11), (torch.float32, 2e-4), (torch.bfloat16, 1e-2)),
+                                                        ('forward_kl', 'reverse_kl'), (True, False)):
+        z, t, g = logits_case(dtype=dtype)
+        y = logits_case(seed=3, dtype=dtype)[0]
+        logp, ids = ct.topk_logprob(y[:, lo:hi], 20, tp_group=dist.group.WORLD, vocab=(lo, V))
+        x = leaf(z.double())
+        p = torch.softmax(x, -1)
+        outcomes, q = p.gather(-1, ids), logp.double().exp()
+        if tail:
+            rest = torch.ones_like(p).scatter(-1, ids, 0.0)
+            outcomes = torch.cat([outcomes, (p * rest).sum(-1, keepdim=True)], -1)
+            q = torch.cat([q, 1 - q.sum(-1, keepdim=True)], -1)
+        a, b = (outcomes, q) if kind == 'reverse_kl' else (q, outcomes)
+        want = (a * (a / b).log()).sum(-1)
+        (want * g[0]).sum().backward()
+        mine = leaf(z[:, lo:hi])
+        got = ct.topk_distill(mine, ids, logp, kind=kind, tail=tail, reduction='none', tp_group=dist.group.WORLD, vocab=(lo, V))
+        (got.double() * g[0]).sum().backward()
+        near(got, want, min(bound, 2e-4), (kind, tail, dtype))
+        near(mine.grad, x.grad[:, lo:hi], bound, ('d_logits', kind, tail, dtype))
+
+
+def case_distillation_from_hidden_states():
+    """Of a teacher of another width and softcap, and of a student with a LoRA; both modes, in chunks and at once"""
+    lo, hi = cut(V)
+    for (dtype, bound), mode, kind in itertools.product(((torch.float64, 1e-11), (torch.float32, 5e-4), (torch.bfloat16, 3e-2)),
+                                                        ('loss', 'logprob'), ('forward_kl', 'reverse_kl', 'jsd', 'acceptance')):
+        h, w, t = linear_case(dtype=dtype)
+        rng = torch.Generator().manual_seed(8)
+        th, tw, b, f, g = ((torch.randn(*n, generator=rng, dtype=torch.float64) * 0.2).to(dtype).cuda() for n in (
+            (len(h), 24), (V, 24), (V,), (4, H), (V, 4)))
+        x = [leaf(v.double()) for v in (h, w, b, f, g)]
+        z, y = x[0] @ x[1].t() + x[2] + 0.5 * (x[0] @ x[3].t()) @ x[4].t(), th.double() @ tw.double().t()
+        mask = t != -100
+        want = divergence(kind, 6 * torch.tanh(z / 6), 3 * torch.tanh(y / 3), 0.3)[mask].mean()
+        (want * 3).backward()
+        for chunk in (None, 40):
+            mine = [leaf(v) for v in (h, w[lo:hi], b[lo:hi], f, g[lo:hi])]
+            head = ct.Head(mine[1], mine[2], softcap=6.0, lora=(mine[3], mine[4], 0.5), tp_group=dist.group.WORLD, vocab=(lo, V))
+            loss = ct.linear_distill(mine[0], head, th, ct.Head(tw[lo:hi], softcap=3.0, vocab=(lo, V)), kind=kind, beta=0.3, mask=mask,
+                                     mode=mode, chunk_size=chunk)
+            (loss.loss * 3).backward()
+            near(loss.loss, want, bound, (kind, mode, dtype))
+            for got, whole, name in zip(mine, x, ('d_hidden', 'd_weight', 'd_bias', 'd_a', 'd_b')):
+                near(got.grad, whole.grad if name in ('d_hidden', 'd_a') else whole.grad[lo:hi], bound, (name, kind, mode, dtype))
+
+
 def case_groups_have_means_of_their_own():
     lo, hi = cut(V)
     h, w, t = linear_case()
