@@ -23,6 +23,7 @@ ALLOWED = {
     ('kernels/kernels.h', 'src/loss/args.h'): 'arguments that host and kernel read alike',
     ('kernels/distill.cu', 'src/loss/distill-merge.h'): 'a formula that host and kernel have alike',
     ('kernels/logprob-stats.cu', 'src/loss/logprob-merge.h'): 'a formula that host and kernel have alike',
+    ('kernels/logprob.cuh', 'src/loss/logprob-merge.h'): 'a formula that host and kernel have alike',
     ('kernels/logprob.cuh', 'src/loss/stat.h'): 'a formula that host and kernel have alike',
     ('kernels/sampling.cu', 'src/loss/sampling-args.h'): 'arguments that host and kernel read alike',
     ('kernels/sequence.cu', 'src/loss/sequence-place.h'): 'a formula that host and kernel have alike',
