@@ -472,7 +472,7 @@ def names_of(what: str, entropy: Any, loss: Any, more: Any, support: Any) -> tup
 def returned(out: tuple[Any, ...], more: Any, names: tuple[str, ...]) -> Any:
     """As callers have what they asked for"""
     if more is None:
-        return out if len(out) > 1 else out[0]
+        return out[0] if len(out) == 1 else out
     return tuple(t.view(torch.bool) if name == 'correct' else t for t, name in zip(out, names))
 
 
