@@ -239,7 +239,7 @@ BRIDGES = {
         'torch/ragged.py', 'and kinds == call.kinds', 'and [] != kinds', 'test_torch_ragged.py',
         'test_bad_input_of_one_rank'),
     'tables of a call that is prepared are the oldest': (
-        'torch/ragged.py', 'self._batches.move_to_end((merged, segments))', 'pass', 'test_torch_packed.py', 'keep_the_same_tables'),
+        'torch/ragged.py', 'self._batches.move_to_end((call.merged, call.segments))', 'pass', 'test_torch_packed.py', 'keep_the_same_tables'),
     'a call carries the tensors of the one before': (
         'torch/ragged.py', 'raw.data = address = t.data_ptr()', 'raw.data = address = raw.data or t.data_ptr()',
         'test_torch_ragged.py', 'test_calls_like_the_one_before'),
@@ -519,11 +519,11 @@ BRIDGES = {
         'megatron_relayout.py', 'own if own is not None else _group(cp_group', '_group(cp_group', 'test_megatron_relayout.py',
         'its_mode'),
     'a packed call goes to where the last one went': (
-        'torch/ragged.py', ' or last.tables.dst is not dst:', ':', 'test_torch_packed.py', 'what_the_last_call_had'),
+        'torch/ragged.py', 'if tables.dst is dst and tables.src is src', 'if tables.src is src', 'test_torch_packed.py', 'what_the_last_call_had'),
     'a packed call takes rows for those of the last one': (
-        'torch/ragged.py', 'or call.kinds[0][0] != _kind(x) ', '', 'test_torch_packed.py', 'what_the_last_call_had'),
+        'torch/ragged.py', ' and call.kinds[0][0] == _kind(x):', ':', 'test_torch_packed.py', 'what_the_last_call_had'),
     'the last packed call had a gradient': (
-        'torch/ragged.py', '    if grads and not x.requires_grad:\n        return None\n', '', 'test_torch_packed.py', 'what_the_last_call_had'),
+        'torch/ragged.py', 'if grads and not x.requires_grad or ragged', 'if ragged', 'test_torch_packed.py', 'what_the_last_call_had'),
     'a halo of tensor ranks is that of context ranks': (
         'torch/halo.py', '_begins(dst, cp, tp, me, x.device)', '_begins(dst, cp, tp, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
     'a halo takes rows by the cut of the result': (

@@ -36,7 +36,8 @@ def halo(x: torch.Tensor, cu_seqlens: Any, before: int, *, split: str = 'contigu
 
     A piece is a maximal run of rows of one sequence that follow each other on one rank; a zigzag rank has up to two of a
     sequence. Rows before a sequence's first are 0. Backward adds up what pieces return of a row: its owner's first, then
-    pieces in the order of their first rows, in fp32 for 16-bit dtypes, rounded once.
+    pieces in the order of their first rows, in fp32 for 16-bit dtypes, rounded once. A compiled graph breaks here: it does not
+    know how many rows come.
 
     Args:
         x: [rows, ...], this rank's rows by src, of a float dtype.

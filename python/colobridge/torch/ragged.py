@@ -133,11 +133,21 @@ class Ragged:
         for i in range(len(calls) - 1, -1, -1):
             call = calls[i]
             if segments is call.segments and merged is call.merged and kinds == call.kinds:
-                if i + 1 < len(calls):
-                    calls.append(calls.pop(i))
-                    self._batches.move_to_end((merged, segments))
+                self.latest(call)
                 return call
         return None
+
+    def latest(self, call: '_Call') -> bool:
+        """Makes it the last one that was used, in the same order on all ranks. False: it was forgotten."""
+        calls = self.calls
+        if calls and calls[-1] is call:
+            return True
+        for i, one in enumerate(calls):
+            if one is call:
+                calls.append(calls.pop(i))
+                self._batches.move_to_end((call.merged, call.segments))
+                return True
+        return False
 
     def add(self, call: '_Call') -> '_Call':
         self.calls.append(call)
@@ -433,23 +443,22 @@ def _placed(ragged: Ragged, batch: _Batch, into: Any, name: str, y: Any, add: bo
 
 
 class _Last(NamedTuple):
-    """The last call of a packed bridge, if it had one tensor."""
+    """One of the last calls of a packed bridge, which had one tensor."""
     tables: Repacking
     ragged: Ragged
     call: _Call
 
 
 def again(self: Any, x: Any, src: Any, dst: Any) -> Any:
-    """The result of a call that differs from the last one in values alone, without what it would find again; None: it differs."""
-    last: _Last | None = self._again
-    if last is None or last.tables.src is not src or last.tables.dst is not dst:
-        return None
-    ragged, call = last.ragged, last.call
-    if not ragged.calls or ragged.calls[-1] is not call or call.kinds[0][0] != _kind(x) or ragged.comm.told[0] or not groups.known(
-            self.group):
+    """The result of a call that differs from one of the last ones in values alone, without what it would find again; None: it
+    differs."""
+    for tables, ragged, call in self._again or ():
+        if tables.dst is dst and tables.src is src and call.kinds[0][0] == _kind(x):
+            break
+    else:
         return None
     grads = torch.is_grad_enabled() and call.passed
-    if grads and not x.requires_grad:
+    if grads and not x.requires_grad or ragged.comm.told[0] or not groups.known(self.group) or not ragged.latest(call):
         return None
     return CarryRagged.apply(call, None, (), bool(grads), None, x if grads else x.detach())[0]
 
@@ -492,8 +501,9 @@ def asked(self: Any, given: Any, segments: Any, into: Any, like: Any, add: bool,
                     _check_order(self, segments, t, name, ragged.comm.world_rank(ragged.comm.rank))
             call = ragged.add(_Call(ragged, batch, segments, xs, widths, intos, merged))
     if self.kind == 'packed':
-        lasts = isinstance(given, torch.Tensor) and call.kinds[0][0] is not None and self._ranks is not None and len(self._ranks) > 1
-        self._again = _Last(segments, ragged, call) if lasts else None
+        if isinstance(given, torch.Tensor) and call.kinds[0][0] is not None and self._ranks is not None and len(self._ranks) > 1:
+            others = [last for last in self._again or () if last.ragged is ragged and last.call is not call]
+            self._again = [*others[-3:], _Last(segments, ragged, call)]
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
         xs = [x.detach() for x in xs]
