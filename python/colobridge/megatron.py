@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._structs import AXIS_SAMPLES
+from .compat.megatron import linear_cross_entropy
 from .grid import Grid
 from .layout import Layout, parts_of, replica_of
 from .megatron_relayout import (CpPartitionModeConverter, convert_cp_partition_mode,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ['BridgeDirection', 'ColocatedBridgeCommunicator', 'CpPartitionModeConverter', 'HyperCommGrid', 'PartitionAdapter',
            'PartitionConfig', 'SliceInfo', 'convert_cp_partition_mode', 'convert_module_input_tensors_cp_partition_mode',
-           'install', 'prebuild_thd_cp_partition_routes', 'uninstall']
+           'install', 'linear_cross_entropy', 'prebuild_thd_cp_partition_routes', 'uninstall']
 
 _NAME = re.compile(r'(?!.*[0-9][A-Za-z])[A-Za-z_][A-Za-z0-9_]{0,14}$')
 

@@ -70,6 +70,31 @@ MUTANTS = {
         'test_torch_temperature.py', 'are_told'),
     'temperatures of ignored tokens are compared': (
         'torch/alike.py', '.masked_fill(target == ignore_index, 1.0)', '', 'test_torch_temperature.py', 'are_told'),
+    'the last window of a sequence has the first token behind it': (
+        'compat/nemo_rl_groups.py', 'if comm.rank + 1 < comm.size:\n            last = firsts[comm.rank + 1]', 'if True:\n            last = firsts[(comm.rank + 1) % comm.size]',
+        'test_compat_groups.py', 'next_position'),
+    'whole sequences take their own part of the gradient': (
+        'compat/nemo_rl_groups.py', 'count, comm, True).movedim', 'count, comm, False).movedim', 'test_compat_groups.py', 'zigzag_parts'),
+    'packed sequences add gradients': (
+        'compat/skyrl.py', 'with_context(rows, cu, count, comm, False)', 'with_context(rows, cu, count, comm, True)', 'test_compat_groups.py',
+        'packed_sequences_of'),
+    'log-softmax of shards has the gradient of its own columns': (
+        'compat/collectives.py', 'return summed(g, ctx.comm), None', 'return g, None', 'test_compat_groups.py', 'columns_of'),
+    'a sum over a group sums gradients, too': (
+        'compat/collectives.py', '@Sum.adjoint\ndef _(ctx: Any, g: Any) -> Any:\n    return g, None', '@Sum.adjoint\ndef _(ctx: Any, g: Any) -> Any:\n    return 2 * g, None',
+        'test_compat_groups.py', 'sums_over'),
+    'columns of other shards are those of this one': (
+        'compat/nemo_rl_groups.py', '.masked_fill(~mine, 0.0)\n    return found', '\n    return found', 'test_compat_groups.py', 'columns_of'),
+    'a draft is compared with the k ids of one shard': (
+        'compat/skyrl.py', 'best, tp_group=vocab_parallel_group', 'best, tp_group=None', 'test_compat_groups.py', 'against_a_teacher'),
+    'the z-loss of Liger has class weights': (
+        'compat/liger.py', 'None if z_loss is None else z_loss / valid', 'None if z_loss is None else z_loss / den', 'test_compat_liger.py', 'besides'),
+    'a class weight of 0 makes the loss NaN': (
+        'compat/liger.py', 'loss / den.masked_fill(den == 0, 1)', 'loss / den', 'test_compat_liger.py', 'no_weight'),
+    'sequence parallelism of the fused cross entropy is ignored': (
+        'compat/megatron.py', "'reduce_scatter' if sequence_parallel else 'all_reduce'", "'all_reduce'", 'test_compat_groups.py', 'megatrons'),
+    'distillation has the last position': (
+        'compat/nemo_rl.py', 'context_parallel_group)[:, :length - 1] for', 'context_parallel_group)[:, :length] for', 'test_compat_groups.py', 'teachers_ids'),
     'outputs that have no gradient get one in a graph': (
         'torch/logprob.py', 'if name not in DIFFERENTIABLE)\n\n\ndef names_of', 'if False)\n\n\ndef names_of', 'test_torch_compiled.py',
         'flags and logprob and outputs'),

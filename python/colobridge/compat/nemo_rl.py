@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
+from ..errors import ArgumentError
 from ..torch.calls import eager
-from ..torch.losses import logprob_at
+from ..torch.losses import distill, logprob_at
 from ..torch.sampling import vocabulary
+from ..torch.tensors import said
 from ..torch.types import Group
-from .shared import entropy_of, f32, logp_of, packed_logp, sampled, sampled_evenly, shifted
+from .nemo_rl_groups import allgather_cp_sharded_tensor, logits_at
+from .packed import context_of, own_index
+from .shared import entropy_of, f32, local, logp_of, packed_logp, sampled, sampled_evenly, shifted
 
 
 class DistributedLogprob:
@@ -273,3 +277,166 @@ def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
                    None, None, lambda own: sampled(
                        vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
                        inference_only, what, sampling_params), True, target_is_pre_rolled)
+
+
+# ---- log-probabilities of whole batches ----
+
+def get_logprobs_from_vocab_parallel_logits(vocab_parallel_logits: torch.Tensor, input_ids: torch.Tensor, seq_index: torch.Tensor | None = None,
+                                            chunk_size: int | None = None, sampling_params: Any = None) -> torch.Tensor:
+    """Log-probabilities of the next tokens, of logits that are a DTensor over a mesh with a dim "tp".
+
+    Args:
+        vocab_parallel_logits: [B, S, V], a DTensor whose last axis is sharded over "tp".
+        input_ids: [B, S], global ids, which are shifted here; a plain tensor.
+        seq_index: None: context ranks of DTensors are not taken; give from_parallel_logits_to_logprobs() a cp_group.
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+        sampling_params: as in from_parallel_logits_to_logprobs().
+
+    Returns:
+        logp [B, S - 1], f32.
+
+    Raises:
+        ValueError: no DTensor, a mesh without "tp", a seq_index; shapes, dtypes, devices.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
+    what = 'get_logprobs_from_vocab_parallel_logits'
+    mesh = getattr(vocab_parallel_logits, 'device_mesh', None)
+    if mesh is None or 'tp' not in (mesh.mesh_dim_names or ()):
+        raise ArgumentError("%s: vocab_parallel_logits are %s, expected a DTensor over a mesh with a dim \"tp\"" % (
+            what, said(vocab_parallel_logits) if mesh is None else 'a DTensor over a mesh of dims %s' % (mesh.mesh_dim_names,)))
+    if seq_index is not None or hasattr(input_ids, 'placements'):
+        raise ArgumentError("%s: seq_index is %s and input_ids are %s, expected None and a plain tensor: context ranks of DTensors are not "
+                            "taken; pass this rank's logits and cp_group= to from_parallel_logits_to_logprobs()" % (
+                                what, 'None' if seq_index is None else 'given', said(input_ids)))
+    logits, group = local(vocab_parallel_logits), mesh['tp'] if mesh.ndim > 1 else mesh
+    start = group.get_local_rank() * logits.shape[-1]
+    return from_parallel_logits_to_logprobs(logits, input_ids, start, start + logits.shape[-1], group, not torch.is_grad_enabled(), None,
+                                            chunk_size, sampling_params)
+
+
+def get_next_token_logprobs_from_logits(input_ids: torch.Tensor, next_token_logits: torch.Tensor, seq_index: torch.Tensor | None = None,
+                                        vocab_parallel_rank: int | None = None, vocab_parallel_group: Group | None = None,
+                                        context_parallel_group: Group | None = None, sampling_params: Any = None,
+                                        chunk_size: int | None = None) -> torch.Tensor:
+    """Log-probabilities of the next tokens of a dense batch, of logits as a whole, as shards, or as a DTensor.
+
+    Args:
+        input_ids: [B, S], global ids, which are shifted here.
+        next_token_logits: [B, S', Vl] with a vocab_parallel_group, as from_parallel_logits_to_logprobs() has them; else a DTensor, as
+            get_logprobs_from_vocab_parallel_logits() has it, or [B, S, V].
+        seq_index: of a DTensor, as there.
+        vocab_parallel_rank: this rank's number among those that share the vocabulary; shards are equal.
+        vocab_parallel_group: the ranks that share the vocabulary; None: see next_token_logits.
+        context_parallel_group: the context ranks, of shards; None: no others.
+        sampling_params: as in from_parallel_logits_to_logprobs().
+        chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
+
+    Returns:
+        logp [B, S - 1], f32.
+
+    Raises:
+        ValueError: a group without vocab_parallel_rank; as the functions named.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
+    what = 'get_next_token_logprobs_from_logits'
+    if vocab_parallel_group is None:
+        if context_parallel_group is not None:
+            raise ArgumentError("%s: context_parallel_group is given and vocab_parallel_group is None, expected both" % what)
+        if hasattr(next_token_logits, 'placements'):
+            return get_logprobs_from_vocab_parallel_logits(next_token_logits, input_ids, seq_index, chunk_size, sampling_params)
+        return from_parallel_logits_to_logprobs(next_token_logits, input_ids, 0, next_token_logits.shape[-1], None, False, None, chunk_size,
+                                                sampling_params)
+    if vocab_parallel_rank is None:
+        raise ArgumentError("%s: vocab_parallel_group is given and vocab_parallel_rank is None, expected this rank's number in it" % what)
+    width = next_token_logits.shape[-1]
+    return from_parallel_logits_to_logprobs(
+        next_token_logits, input_ids, vocab_parallel_rank * width, (vocab_parallel_rank + 1) * width, vocab_parallel_group, False,
+        context_parallel_group, chunk_size, sampling_params)[:, :input_ids.shape[1] - 1]
+
+
+def get_distillation_topk_logprobs_from_logits(
+        student_logits: torch.Tensor, teacher_topk_logits: torch.Tensor, teacher_topk_indices: torch.Tensor, zero_outside_topk: bool,
+        calculate_entropy: bool, vocab_parallel_rank: int | None = None, vocab_parallel_group: Group | None = None,
+        context_parallel_group: Group | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of a student and a teacher at the teacher's k likeliest ids, of all positions but the last.
+
+    Args:
+        student_logits: [B, S' / cp, Vl], zigzag over cp, S' >= S divisible by 2 cp; this rank's columns, as many on each rank, in
+            rank order. Of a DTensor its local part.
+        teacher_topk_logits: [B, S, k].
+        teacher_topk_indices: [B, S, k], ids in [0, V), the same on all ranks.
+        zero_outside_topk: the student's log-probabilities are those over the vocabulary; else over the k ids alone.
+        calculate_entropy: with zero_outside_topk, also of all ids.
+        vocab_parallel_rank: has no effect: the group says it.
+        vocab_parallel_group: the ranks that share the vocabulary; None: no others.
+        context_parallel_group: the context ranks; None: no others. Gradients are added over them.
+
+    Returns:
+        (the student's log-probabilities [B, S - 1, k], f32, with a gradient; the teacher's, over the k ids; the sum of p log p over the
+        vocabulary [B, S - 1], which is minus the entropy, or None).
+
+    Raises:
+        ValueError: shapes, dtypes, devices.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
+    return _topk_logprobs(local(student_logits), teacher_topk_logits, teacher_topk_indices, zero_outside_topk, calculate_entropy,
+                          vocab_parallel_group, context_parallel_group)
+
+
+@eager
+def _topk_logprobs(student_logits: Any, teacher_topk_logits: Any, teacher_topk_indices: Any, zero_outside_topk: bool, calculate_entropy: bool,
+                   vocab_parallel_group: Any, context_parallel_group: Any) -> Any:
+    what = 'get_distillation_topk_logprobs_from_logits'
+    ids, device = teacher_topk_indices.long(), student_logits.device
+    cp, rank, _ = context_of(context_parallel_group, device)
+    count, length = student_logits.shape[1] * cp, ids.shape[1]
+    if ids.shape != teacher_topk_logits.shape or ids.dim() != 3 or count < length or cp > 1 and count % (2 * cp):
+        raise ArgumentError("%s: student_logits are %s, teacher_topk_logits %s and teacher_topk_indices %s on cp=%d, expected [B, S' / cp, Vl], "
+                            "[B, S, k] and [B, S, k], S' >= S divisible by 2 cp" % (
+                                what, list(student_logits.shape), list(teacher_topk_logits.shape), list(ids.shape), cp))
+    ids = torch.nn.functional.pad(ids, (0, 0, 0, count - length))
+    if cp > 1:
+        ids = ids[:, own_index(torch.tensor([0, count], device=device), cp, rank, count)]
+    found: list[Any] = [None, None]
+    if zero_outside_topk:
+        found[0] = f32(torch.cat([logprob_at(student_logits, some, tp_group=vocab_parallel_group) for some in ids.split(256, -1)], -1))
+        if calculate_entropy:
+            found[1] = -f32(entropy_of(student_logits, vocab_parallel_group, None, what))
+    else:
+        found[0] = torch.log_softmax(logits_at(what + ': vocab_parallel_group', student_logits, ids, vocab_parallel_group), -1)
+    logp, sums = (None if t is None else allgather_cp_sharded_tensor(t, context_parallel_group)[:, :length - 1] for t in found)
+    assert logp is not None
+    return logp, torch.log_softmax(f32(teacher_topk_logits), -1)[:, :-1], sums
+
+
+class DistributedCrossEntropy:
+    """Cross entropy against a teacher whose logits are sharded like the student's."""
+
+    @staticmethod
+    @eager
+    def apply(student_logits: torch.Tensor, target_logits: torch.Tensor, group: Group | None, inference_only: bool = False) -> torch.Tensor:
+        """Minus the sum of softmax(target) log softmax(student).
+
+        Args:
+            student_logits: [..., Vl], this rank's columns, as many on each rank, in rank order; f64, f32, bf16 or f16.
+            target_logits: [..., Vl], of the same ids; no gradient.
+            group: the ranks that share the vocabulary; None: no others.
+            inference_only: nothing is kept for a backward.
+
+        Returns:
+            [...], f32, differentiable in student_logits.
+
+        Raises:
+            ValueError: shapes, dtypes, devices.
+            MismatchError: ranks disagree.
+            RuntimeError: another rank failed, or a group was destroyed.
+            TimeoutError: a rank did not come.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+            return f32(distill(student_logits, target_logits.detach(), tp_group=group).ce)

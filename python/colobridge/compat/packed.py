@@ -24,10 +24,10 @@ def own_index(cu: Any, cp: int, rank: int, count: int) -> Any:
 
 @Function
 def _GatherContext(ctx: Any, part: Any, order: Any, comm: Any, add: bool) -> Any:
-    """[n / cp] of every cp rank -> [n] in global order. Backward takes this rank's part of the
+    """[n / cp, ..] of every cp rank -> [n, ..] in global order. Backward takes this rank's part of the
     gradient, added over cp first where @add."""
     ctx.order, ctx.comm, ctx.add, ctx.count = order, comm, add, len(part)
-    parts = torch.empty(len(part) * comm.size, dtype=part.dtype, device=part.device)
+    parts = torch.empty(len(part) * comm.size, *part.shape[1:], dtype=part.dtype, device=part.device)
     with telling(comm):
         comm.all_gather(part.contiguous(), parts, stream=stream_of(part.device))
     whole = torch.empty_like(parts)
@@ -55,7 +55,7 @@ def context_of(group: Any, device: Any) -> tuple[int, int, Any]:
 
 
 def with_context(logp: Any, cu: Any, count: int, comm: Any, add: bool) -> Any:
-    """[count] in global order from this rank's [count / cp]."""
+    """[count, ..] in global order from this rank's [count / cp, ..]."""
     order = torch.cat([own_index(cu, comm.size, rank, count) for rank in range(comm.size)])
     return _GatherContext.apply(logp, order, comm, add)
 

@@ -48,6 +48,11 @@ def f32(t: Any) -> Any:
     return t.to(torch.float32)
 
 
+def local(t: Any) -> Any:
+    """This rank's part of a DTensor, or the tensor that it is"""
+    return t.to_local() if hasattr(t, 'placements') else t
+
+
 @eager
 def logp_of(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
           inference_only: bool, what: str, support: Any = None) -> Any:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from ..errors import ArgumentError
 from ..torch.calls import eager
+from ..torch.losses import distill
 from ..torch.types import Group
-from .shared import entropy_of, entropy_of_actions, equal_shards, from_hidden, logp_of, packed_logp, shifted, tp_of
+from .packed import context_of, with_context
+from .shared import entropy_of, entropy_of_actions, equal_shards, f32, from_hidden, logp_of, packed_logp, shifted, tp_of
 
 
 @eager
@@ -296,3 +300,113 @@ def from_parallel_hidden_to_entropy_packed_sequences(
         hidden, cu_seqlens_padded, unpacked_seqlen, num_actions, attention_mask, loss_mask, cp_group, sub_seq_lengths,
         lambda: from_hidden(what, hidden, lm_head_weight, target, *columns, tp_group, chunk_size, False, temperature, True)[1],
         tp_group)
+
+
+@eager
+def allgather_cp_sharded_packed_tensor(tensor: torch.Tensor, cu_seqlens_padded: torch.Tensor, cp_group: Group | None) -> torch.Tensor:
+    """The whole of packed sequences, each of which is zigzag over cp.
+
+    In backward each cp rank takes its own part of the gradient, without a sum: every cp rank is expected to have computed the
+    whole loss.
+
+    Args:
+        tensor: [T / cp, ...], or [1, T / cp, ...].
+        cu_seqlens_padded: [sequences + 1], integers: sequence j is cu_seqlens_padded[j] .. [j + 1] of T, divisible by 2 cp each.
+        cp_group: the context ranks; None: no others.
+
+    Returns:
+        [T, ...], or [1, T, ...], the same on all cp ranks.
+
+    Raises:
+        ValueError: T / cp rows are expected.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
+    cp, _, comm = context_of(cp_group, tensor.device)
+    if cp == 1:
+        return tensor
+    flat = tensor.dim() > 1 and tensor.shape[0] == 1
+    rows = tensor[0] if flat else tensor
+    cu = cu_seqlens_padded.to(device=tensor.device, dtype=torch.int64)
+    count = len(rows) * cp
+    if cu.is_cuda is False and int(cu[-1]) != count:
+        raise ArgumentError("allgather_cp_sharded_packed_tensor: tensor is %s and cu_seqlens_padded ends with %d on cp=%d, expected T / cp "
+                            "rows" % (list(tensor.shape), int(cu[-1]), cp))
+    whole = with_context(rows, cu, count, comm, False)
+    return whole.unsqueeze(0) if flat else whole
+
+
+def _masked_mean(values: Any, mask: Any, factor: Any) -> Any:
+    """Of tokens that count; divided by the factor, if there is one"""
+    weights = mask.to(values.dtype)
+    total = weights.sum() if factor is None else factor
+    return (values * weights).sum() / (total.clamp(min=torch.finfo(values.dtype).tiny) if factor is None else total)
+
+
+def _refuse_teacher(what: str, student: Any, teacher: Any, mask: Any) -> None:
+    if teacher.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError("%s: teacher_logits require grad, expected a constant; pass them detached" % what)
+    if student.shape != teacher.shape or mask.shape != student.shape[:-1]:
+        raise ArgumentError("%s: student_logits are %s, teacher_logits %s and mask %s, expected [..., Vl], the same, and [...]" % (
+            what, list(student.shape), list(teacher.shape), list(mask.shape)))
+
+
+@eager
+def draft_soft_ce(student_logits: torch.Tensor, teacher_logits: torch.Tensor, mask: torch.Tensor,
+                  global_normalization_factor: float | torch.Tensor | None = None, vocab_parallel_group: Group | None = None,
+                  chunk_size: int | None = None) -> torch.Tensor:
+    """Cross entropy of a draft against its teacher, minus the sum of q log p, over the tokens of a mask.
+
+    Args:
+        student_logits: [..., Vl], this rank's columns, as many on each rank, in rank order; f64, f32, bf16 or f16.
+        teacher_logits: [..., Vl], of the same ids, detached.
+        mask: [...], what each token counts.
+        global_normalization_factor: what the sum is divided by; None: the sum of the mask (0 of none).
+        vocab_parallel_group: the ranks that share the vocabulary; None: no others.
+        chunk_size: has no effect, because nothing is of the size of the logits.
+
+    Returns:
+        [], f32, differentiable in student_logits.
+
+    Raises:
+        ValueError: a teacher that requires grad; shapes, dtypes, devices.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
+    _refuse_teacher('draft_soft_ce', student_logits, teacher_logits, mask)
+    return _masked_mean(f32(distill(student_logits, teacher_logits, tp_group=vocab_parallel_group).ce), mask, global_normalization_factor)
+
+
+@eager
+def draft_soft_ce_topk(student_logits: torch.Tensor, teacher_logits: torch.Tensor, mask: torch.Tensor, k: int,
+                       global_normalization_factor: float | torch.Tensor | None = None, vocab_parallel_group: Group | None = None,
+                       roll_shift: int = 0) -> torch.Tensor:
+    """draft_soft_ce() over the union of each shard's k ids that are the teacher's likeliest, over which both are normalised.
+
+    Args:
+        student_logits: as in draft_soft_ce().
+        teacher_logits: as in draft_soft_ce().
+        mask: as in draft_soft_ce().
+        k: ids of each rank's columns, at most Vl.
+        global_normalization_factor: as in draft_soft_ce().
+        vocab_parallel_group: as in draft_soft_ce().
+        roll_shift: 0: roll teacher_logits before the call.
+
+    Returns:
+        As draft_soft_ce().
+
+    Raises:
+        ValueError: as draft_soft_ce(); k, or another roll_shift.
+        MismatchError: ranks disagree.
+        RuntimeError: another rank failed, or a group was destroyed.
+        TimeoutError: a rank did not come.
+    """
+    what = 'draft_soft_ce_topk'
+    _refuse_teacher(what, student_logits, teacher_logits, mask)
+    if roll_shift or not 1 <= k <= student_logits.shape[-1]:
+        raise ArgumentError("%s: k is %s and roll_shift %s, expected 1 to %d, and 0: roll teacher_logits before the call" % (
+            what, k, roll_shift, student_logits.shape[-1]))
+    best, ids = teacher_logits.topk(k, -1)  # of k columns on each rank, which are the vocabulary of the softmax
+    return _masked_mean(f32(distill(student_logits.gather(-1, ids), best, tp_group=vocab_parallel_group).ce), mask, global_normalization_factor)
