@@ -36,7 +36,7 @@ _WHAT, _TEACHER = Named('linear_distill'), Named('linear_distill', hidden='teach
 _READ = 'softcap', 'scale', 'tp_group', 'vocab', 'd_hidden', 'lora', 'budget', 'logits_dtype'
 _PLACED = 'grad_reduction',
 _BUDGET = 1 << 30  # bytes of a chunk's logits of both sides
-_LEAST, _UNIT = 256, 128  # tokens of a chunk
+_FEW, _LEAST, _UNIT = 2048, 256, 128  # tokens of a chunk: below the first, adding to an f32 [V, H] costs more than the product
 
 
 class _Side(NamedTuple):
@@ -67,13 +67,25 @@ Params = tuple[Any, Any, Any, Any]
 
 
 @functools.lru_cache(maxsize=None)
-def _wide() -> bool:
-    """Do products of 16-bit matrices on a GPU give f32?"""
-    return hasattr(torch.ops.aten.mm, 'dtype') and hasattr(torch.ops.aten.addmm, 'dtype_out')
+def _wide(dtype: Any, device: Any) -> bool:
+    """Does this PyTorch multiply 16-bit matrices on this GPU into f32, and add such a product to f32?"""
+    if not (hasattr(torch.ops.aten.mm, 'dtype') and hasattr(torch.ops.aten.addmm, 'dtype_out')):
+        return False
+    a, into = torch.ones(16, 16, dtype=dtype, device=device), torch.ones(16, 16, device=device)
+    try:
+        torch.mm(a, a.t(), out_dtype=torch.float32)
+        _add_product(into, a.t(), a)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _add_product(into: Any, a: Any, b: Any) -> None:
+    torch.ops.aten.addmm.dtype_out(into, a, b, torch.float32, out=into)
 
 
 def _makes_f32(t: Any) -> bool:
-    return t.is_cuda and t.dtype in (torch.float16, torch.bfloat16) and _wide()
+    return t.is_cuda and t.dtype in (torch.float16, torch.bfloat16) and _wide(t.dtype, t.device)
 
 
 def _product(h: Any, weight: Any, wide: bool) -> Any:
@@ -135,7 +147,7 @@ class _Grads:
         if d_weight is not None:
             into = d_weight[:n]
             if _makes_f32(d):  # no second [V, H]
-                torch.ops.aten.addmm.dtype_out(into, d.t(), h, torch.float32, out=into)
+                _add_product(into, d.t(), h)
             elif into.dtype == d.dtype:
                 into.addmm_(d.t(), h)
             else:
@@ -350,7 +362,8 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
         mode: "loss": forward makes the gradients, which backward multiplies by one number and can do once; three products with the
             student's head and one with the teacher's. "logprob" makes logits again in backward, for any upstream gradient: four and
             two. Without gradients they are the same.
-        chunk_size: tokens a chunk, the same on all ranks of tp_group; None: from the budget.
+        chunk_size: tokens a chunk, the same on all ranks of tp_group; None: what fits into the budget, and if the Head has none at
+            least 2,048.
 
     Returns:
         Loss(loss, num, den) as nll(), or of reduction "none" D [...]. Differentiable in hidden, weight, bias and lora of the
@@ -426,7 +439,7 @@ def _step(chunk_size: Any, budget: int, vocab: int, ranks: int, hidden: Any) -> 
         return step
     wide = 8 if hidden.dtype == torch.float64 else 4
     fits = (budget or _BUDGET) // (2 * wide * max(-(-vocab // ranks), 1))
-    return max(_LEAST, fits // _UNIT * _UNIT)
+    return max(_LEAST if budget else _FEW, fits // _UNIT * _UNIT)
 
 
 @torch.no_grad()
