@@ -266,7 +266,7 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     const bool stays = size->keeps || (size->early && size->in_place);
     size->makes_d_logits = trains && (size->early ? fore : back || loss);
     size->writes = size->keeps || size->makes_d_logits;
-    /* to write logits of 16 bits from there is slower than to read them once more */
+    /* writing logits of 16 bits from there was not seen to be faster than reading them once more */
     size->reduces = linear->kernels->gemm->reduces &&
                     linear->kernels->gemm->reduces(linear->gemm) && !back && !size->segment &&
                     !config->logprob.has_class_weight && !config->logprob.has_temperature &&
