@@ -394,7 +394,8 @@ T_CASE_ON(2, options_that_packings_do_not_have_are_refused)
     rank_try(colo_batch_forward(batch, &to, &ti, 1, NULL));
     const colo_status_t st = colo_batch_backward(batch, &ti, &to, 1, NULL);
     rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER); /* the ranks fail one after the other */
-    rank_check(says("d_y[0] is i64, which gradients of rows in 2 pieces at most are not added up in"));
+    rank_check(
+        says("d_y[0] is i64, which gradients of rows in 2 pieces at most are not added up in"));
     return COLO_OK;
 }
 
@@ -475,6 +476,24 @@ T_CASE_ON(2, ranks_with_other_tables_learn_which_before_anything_moves)
     rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
     rank_check(colo_batch_forward(batch, &tx, &ty, 1, NULL) == COLO_ERR_MISMATCH);
     rank_check(says("dst piece_owner") && strstr(colo_last_error(), "rank 1"));
+    return COLO_OK;
+}
+
+/* One rank's halo is longer. */
+T_CASE_ON(2, ranks_with_other_halos_learn_it_before_anything_moves)
+{
+    const colo_packing_t src = P(.nseqs = 1, .seq_len = L(8)),
+                         dst = P(.nseqs = 1, .seq_len = L(8),
+                                 .halo_before = 1 + (colo_comm_rank(world) == 1));
+    T_ENDS(colo_bridge_destroy) colo_bridge_t *b = NULL;
+    T_ENDS(colo_batch_destroy) colo_batch_t *batch = NULL;
+    float x[2 * 4] = {0}, y[2 * 6];
+    int64_t rows;
+    rank_try(bridge_of(&b, "cp=2", "cp=2", world));
+    rank_try(colo_bridge_set_packing(b, &src, &dst, &batch));
+    colo_bridge_rows(b, NULL, &rows);
+    const colo_tensor_t tx = rows_of(x, 4), ty = rows_of(y, rows);
+    rank_fails(colo_batch_forward(batch, &tx, &ty, 1, NULL), COLO_ERR_MISMATCH, "dst halo_before");
     return COLO_OK;
 }
 

@@ -3,12 +3,13 @@
  * segments-plan.c - one rank's plan for the tables of a ragged batch.
  *
  * The rows of all segments are one sample of a plan, whose rules and lists are those of plan.c;
- * what a block owns is packed.c's and segments.c's. Afterwards each destination row of this rank
- * gets its index in the tensor: among the rows that arrive (packed), or on the sequence axis
- * (merged).
+ * what a block owns is packed.c's, halo.c's and segments.c's. Afterwards each destination row of
+ * this rank gets its index in the tensor: among the rows that arrive (packed), or on the sequence
+ * axis (merged).
  */
 #include "bridge/plan/segments-plan.h"
 
+#include "bridge/plan/halo-plan.h"
 #include "core/error.h"
 
 #include <stdlib.h>
@@ -214,110 +215,6 @@ static colo_status_t list_padding(colo_pool_t *pool, const colo_runs_t *runs, in
     return COLO_OK;
 }
 
-/* ---- halos ---- */
-
-/* Where the rows [@row, @end) in front of a piece are that earlier pieces of the rank have: each in
- * the first that has it. @i: of the piece on the block. */
-static void list_repeats(const colo_halo_t *halo, int64_t block, int64_t i,
-                         colo_run_list_t *repeats)
-{
-    const colo_halo_piece_t *piece = colo_halo_piece(halo, block, i);
-    const int64_t row = piece->row - colo_halo_front(halo, piece);
-    for (int64_t end = piece->fresh; row < end;) {
-        const colo_halo_piece_t *earlier = colo_halo_piece(halo, block, --i);
-        const int64_t lo = earlier->fresh > row ? earlier->fresh : row;
-        if (lo >= end) /* all of it is in front of others */
-            continue;
-        repeats->run[repeats->n++] = (colo_run_t){.row = colo_halo_local(halo, earlier, lo),
-                                                  .count = end - lo,
-                                                  .local = colo_halo_local(halo, piece, lo)};
-        end = lo;
-    }
-}
-
-static void push_run(colo_run_list_t *list, int64_t local, int64_t count)
-{
-    if (count > 0)
-        list->run[list->n++] = (colo_run_t){.row = local, .count = count, .local = local};
-}
-
-/* Lists what a tensor with halos has of its pieces: rows, some of them again, and zeros. */
-static colo_status_t find_pieces(colo_plan_t *plan, const colo_halo_t *halo, int64_t block,
-                                 colo_ragged_places_t *places)
-{
-    const int64_t n = colo_halo_count(halo, block);
-    colo_run_list_t *zeros = &plan->padding[COLO_PASS_FORWARD], *repeats = &plan->repeats;
-    colo_run_list_t stored = {0};
-    int64_t most = 0; /* a piece's halo reaches into one more than end in it */
-    for (int64_t i = 0, k = 0; i < n; i++) {
-        const colo_halo_piece_t *piece = colo_halo_piece(halo, block, i);
-        while (k < i &&
-               (colo_halo_piece(halo, block, k)->seq < piece->seq ||
-                colo_halo_piece(halo, block, k)->row + colo_halo_piece(halo, block, k)->count <=
-                    piece->row - colo_halo_front(halo, piece)))
-            k++;
-        COLO_FAIL_IF(!colo_add_ok(most, i - k, &most), COLO_ERR_NOMEM, "plan: %lld pieces",
-                     (long long)n);
-    }
-    zeros->run = colo_pool_take(&plan->pool, (size_t)(2 * n + 1) * sizeof *zeros->run);
-    stored.run = colo_pool_take(&plan->pool, (size_t)(n + 1) * sizeof *stored.run);
-    repeats->run = colo_pool_take(&plan->pool, (size_t)(most + 1) * sizeof *repeats->run);
-    COLO_FAIL_IF(!zeros->run || !stored.run || !repeats->run, COLO_ERR_NOMEM,
-                 "plan: %lld pieces and their halos", (long long)n);
-    for (int64_t i = 0; i < n; i++) {
-        const colo_halo_piece_t *piece = colo_halo_piece(halo, block, i);
-        const int64_t front = colo_halo_front(halo, piece), none = halo->before - front,
-                      end = none + front + piece->count;
-        push_run(zeros, piece->local, none);
-        push_run(&stored, piece->local + none, front + piece->count);
-        push_run(zeros, piece->local + end, piece->rows - end);
-        list_repeats(halo, block, i, repeats);
-    }
-    places->stored = stored.run;
-    places->n = stored.n;
-    return COLO_OK;
-}
-
-/* Where regions of rows of several addends are in partial sums, which have those rows of @mine, and
- * no other. */
-static colo_status_t place_sums(colo_plan_t *plan, const colo_list_t *partials,
-                                const colo_runs_t *mine)
-{
-    enum { STRIDE = sizeof(colo_run_t) / sizeof(int64_t) };
-    COLO_ENDS(colo_runs_deinit) colo_runs_t sums = {0};
-    const colo_partial_t *partial = partials->items;
-    for (int64_t i = 0, s = 0; mine && i < partials->n; i++) {
-        const int64_t end = partial[i].row + partial[i].count;
-        while (s < mine->n && mine->run[s].row + mine->run[s].count <= partial[i].row)
-            s++;
-        for (int64_t k = s; partial[i].n > 1 && k < mine->n && mine->run[k].row < end; k++) {
-            const int64_t behind = mine->run[k].row + mine->run[k].count;
-            const int64_t lo =
-                              partial[i].row > mine->run[k].row ? partial[i].row : mine->run[k].row,
-                          hi = behind < end ? behind : end;
-            COLO_TRY(colo_runs_push(&sums, lo, hi - lo, sums.rows));
-        }
-    }
-    plan->sum_rows = sums.rows;
-    COLO_FAIL_IF(sums.rows > INT32_MAX, COLO_ERR_ARG,
-                 "packing: %lld rows of a rank are in several halos, expected at most 2^31 - 1",
-                 (long long)sums.rows);
-    const colo_routes_t *list[] = {&plan->local[COLO_PASS_BACKWARD],
-                                   &plan->exchange[COLO_PASS_BACKWARD][COLO_EXCHANGE_MAIN].recv};
-    for (int k = 0; k < 2; k++)
-        for (int64_t i = 0; i < list[k]->nregions; i++) {
-            const int64_t row = list[k]->region[i].s[0];
-            const int64_t at = sums.n > 0 && sums.run->row <= row
-                                   ? colo_last_begun(&sums.run->row, STRIDE, sums.n, row)
-                                   : -1;
-            list[k]->offset[i].sum_row =
-                at >= 0 && has_index(&sums.run[at], row)
-                    ? (int32_t)(sums.run[at].local + row - sums.run[at].row)
-                    : -1;
-        }
-    return COLO_OK;
-}
-
 /* ---- the destination ---- */
 
 /* Where the rows of this rank's destination tensor are. @arriving: out, those that it needs. */
@@ -341,7 +238,7 @@ static colo_status_t find_places(colo_builder_t *builder, const colo_ragged_t *r
     if (dst.owns == &colo_owns_halo) {
         const int64_t block = colo_packed_block(&ragged->dst, &plan->dst, coords);
         *rows = ragged->halo.held[block];
-        return find_pieces(builder->plan, &ragged->halo, block, places);
+        return colo_halo_find_places(builder->plan, &ragged->halo, block, places);
     }
     if (ragged->packed) { /* which are where the rows of the block say */
         *rows = colo_packed_extent(&ragged->dst, &plan->dst, coords);
@@ -418,7 +315,7 @@ static colo_status_t build(colo_builder_t *builder, colo_plan_t *plan, const col
     }
     COLO_TRY(colo_builder_route(builder, src, dst));
     if (plan->names_rows)
-        COLO_TRY(place_sums(plan, &builder->partials, mine));
+        COLO_TRY(colo_halo_place_sums(plan, &builder->partials, mine));
     plan->bytes[COLO_PASS_FORWARD].minimum =
         arriving * (plan->own_dst.h1 - plan->own_dst.h0) * (int64_t)plan->elem -
         plan->bytes[COLO_PASS_FORWARD].local;
