@@ -9,8 +9,8 @@
 #include "harness/packed_case.h"
 
 enum { RANKS = 8, ODD_RANK = 2, SAMPLES = 8, ROWS = 8, H = 3 };
-enum kind { UNIFORM, RAGGED, PACKED, KINDS };
-static const char *const kinds[KINDS] = {"uniform", "ragged", "packed"};
+enum kind { UNIFORM, RAGGED, PACKED, HALO, KINDS };
+static const char *const kinds[KINDS] = {"uniform", "ragged", "packed", "halo"};
 
 typedef enum fault {
     SHORT_INPUT,
@@ -108,8 +108,9 @@ static void stand_end(stand_t *s)
     t_ragged_free(&s->ragged);
 }
 
-/* Whole sequences on both context ranks, with a gradient that is their sum. */
-static void pack(t_packed_t *t)
+/* Whole sequences on both context ranks, with a gradient that is their sum; or a zigzag cut with
+ * @halo rows in front of each piece. */
+static void pack(t_packed_t *t, int64_t halo)
 {
     const int64_t n = SAMPLES / 2; /* sequences, which are twice as long */
     *t = (t_packed_t){.h = H, .dtype = COLO_F32, .world = RANKS, .ranks_per_node = RANKS};
@@ -120,8 +121,13 @@ static void pack(t_packed_t *t)
         side->grid = t_side(k ? "tp=2,cp=2,dp=2" : "tp=2,cp=1,dp=4", k == 0);
         for (int64_t q = 0; q < n; q++)
             t->dp[k][q] = q * ref_side_dp(&side->grid) / n;
-        side->p = (ref_packing_t){
-            .nseq = n, .len = t->len, .dp = t->dp[k], .cut = k ? REF_CUT_WHOLE : REF_CUT_BLOCK};
+        side->p = (ref_packing_t){.nseq = n,
+                                  .len = t->len,
+                                  .dp = t->dp[k],
+                                  .cut = !k     ? REF_CUT_BLOCK
+                                         : halo ? REF_CUT_ZIGZAG
+                                                : REF_CUT_WHOLE,
+                                  .halo = k ? halo : 0};
     }
 }
 
@@ -148,7 +154,7 @@ static colo_status_t stand_make(stand_t *s, const faulty_t *f, colo_comm_t *comm
         rank_try(t_ragged_bridge(&s->bridge, &s->ragged, &one_node, comm));
         rank_try(colo_bridge_set_segments(s->bridge, &segments, &s->batch));
     } else {
-        pack(&s->packed);
+        pack(&s->packed, f->kind == HALO ? 3 : 0);
         const colo_packing_t src = t_packing(&s->packed.side[0].p),
                              dst = t_packing(&s->packed.side[1].p);
         rank_try(t_packed_bridge(&s->bridge, &s->packed, comm));

@@ -171,11 +171,30 @@ static colo_status_t check_unsorted_tables(void)
     return check_tables((int64_t[]){4, 0}, NULL);
 }
 
+/* Padding, halos of pieces that are shorter, and what a rank has of them. */
+static colo_status_t plan_halos(void)
+{
+    static const int64_t length[] = {7, 12}, room[] = {8, 12};
+    colo_packing_t src = {COLO_PACKING_INIT, .nseqs = 2, .seq_len = length,
+                          .split = COLO_PACKING_CONTIGUOUS, .seq_room = room};
+    colo_packing_t dst = src;
+    colo_layout_t layout;
+    T_ENDS(colo_plan_destroy) colo_plan_t *plan = NULL;
+    int64_t begin[9], n;
+    dst.split = COLO_PACKING_ZIGZAG;
+    dst.halo_before = 5;
+    rank_try(t_layout_of("cp=2", false, &layout));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &layout, .dst = &layout,
+                                  .shape = {.features = 2}};
+    rank_try(colo_plan_create_packed(&plan, &c, &src, &dst, 1));
+    return colo_packing_pieces(&dst, &layout, 1, begin, &n);
+}
+
 T_CASE(check_that_lacks_memory_is_an_error)
 {
     static colo_status_t (*const checks[])(void) = {check_position_table, check_segment_tables,
-                                                    check_unsorted_tables};
-    for (int i = 0; i < 3; i++) {
+                                                    check_unsorted_tables, plan_halos};
+    for (int i = 0; i < 4; i++) {
         bool hit = true;
         for (long k = 1; hit; k++) {
             fail_at = k;
