@@ -37,6 +37,43 @@ def case_logprob_is_that_of_the_whole_vocabulary():
             assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(seen, seen[1:]))
 
 
+def case_outputs_and_temperatures_of_tokens():
+    """logprob() and linear_logprob() return what a pass has seen anyway, of logits that each token's temperature divided."""
+    lo, hi = cut(V)
+    names = 'correct', 'argmax', 'lse', 'sum_p2', 'mean_logits'
+    for (dtype, bound), softcap in itertools.product(((torch.float64, 1e-11), (torch.float32, 2e-4), (torch.bfloat16, 1e-2)), (None, 5.0)):
+        z, t, g = logits_case(dtype=dtype)
+        h, w, _ = linear_case(dtype=dtype)
+        heat = torch.arange(len(t), device=z.device) % 5 / 2 + 0.5
+        heat[t == -100] = float('nan')  # nobody reads it
+        for of_hidden in (False, True):
+            whole = [leaf(x.double()) for x in ((h, w) if of_hidden else (z,))]
+            x = whole[0] @ whole[1].t() if of_hidden else whole[0]
+            x = (x if softcap is None else softcap * torch.tanh(x / softcap)) / heat.double().nan_to_num(1.0).unsqueeze(-1)
+            keep, lp = t != -100, torch.log_softmax(x, -1)
+            want = dict(lse=x.logsumexp(-1), sum_p2=lp.exp().square().sum(-1), mean_logits=x.mean(-1))
+            logp = lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            ((logp * g[0] + want['lse'] * g[1]) * keep).sum().backward()
+            options = dict(outputs=names, temperature=heat)
+            if of_hidden:
+                mine = [leaf(h), leaf(w[lo:hi])]
+                out = ct.linear_logprob(mine[0], ct.Head(mine[1], softcap=softcap, tp_group=dist.group.WORLD, vocab=(lo, V)), t, **options)
+            else:
+                mine = [leaf(z[:, lo:hi])]
+                out = ct.logprob(mine[0], t, tp_group=dist.group.WORLD, vocab=(lo, V), softcap=softcap, **options)
+            got = dict(zip(names, out[1:]))
+            (out[0].double() * g[0] + got['lse'].double() * g[1]).sum().backward()
+            near(out[0], torch.where(keep, logp, 0), min(bound, 2e-4), 'logp')
+            for name, a in want.items():
+                near(got[name], torch.where(keep, a, 0), min(bound, 2e-4), name)
+            top = x.gather(-1, got['argmax'].clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            near(top[keep], x.max(-1).values[keep], 1e-5, 'logit of argmax')
+            assert bool((got['argmax'][~keep] == -1).all()) and torch.equal(got['correct'], keep & (got['argmax'] == t))
+            cuts = (slice(None), slice(lo, hi)) if of_hidden else ((slice(None), slice(lo, hi)),)
+            for a, b, part in zip(mine, whole, cuts):
+                near(a.grad, b.grad[part], bound, 'gradient')
+
+
 def case_a_mean_is_divided_once_over_all_ranks():
     """Each rank has tokens of its own, and another number of them that count."""
     sides = [logits_case(seed=r) for r in range(size())]
