@@ -38,6 +38,14 @@ struct colo_logprob_merged {
     int64_t arg;
 };
 
+/* Of a row of which nothing can be said */
+COLO_EITHER struct colo_logprob_merged colo_logprob_nothing(void)
+{
+    const double nan = COLO_STAT_NAN;
+    const struct colo_logprob_merged g = {nan, nan, nan, nan, nan, nan, nan, -1};
+    return g;
+}
+
 /* @k: of the blocks; @target: -1 if it is no token; xt then is the largest one */
 COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_logprob_args *args,
                                                               bool f64, int64_t k, int64_t target)
@@ -50,11 +58,8 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
                   ? colo_stat_max(g.m, colo_stat_get(block + b->m, f64, k))
                   : COLO_STAT_NAN;
     }
-    if (!(g.m > -COLO_STAT_INF)) {
-        g.m = g.log_sum = g.h = g.mean = g.w = g.xt = g.p2 = COLO_STAT_NAN;
-        g.arg = -1;
-        return g;
-    }
+    if (!(g.m > -COLO_STAT_INF))
+        return colo_logprob_nothing();
     double sum = 0, u = 0, d = 0, w = 0, q = 0;
     for (int32_t r = 0; r < args->ranks; r++) {
         const unsigned char *block = args->blocks + r * b->bytes;
@@ -84,6 +89,10 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
             g.arg = arg < g.arg ? arg : g.arg;
         }
     }
+    /* The largest x alone makes it about 1, unless M, rounded, is so far from it that this is 0 or
+     * infinite. */
+    if (!(sum > 0 && sum < COLO_STAT_INF))
+        return colo_logprob_nothing();
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_stat_at_least_0(g.log_sum - u / sum) : 0;
     g.mean = d / (double)(args->own ? args->own : args->config.logits.vocab);

@@ -311,4 +311,28 @@ T_CASE(an_x_that_overflows_fp32_is_infinite)
     assert_true(all_of(IS_FINITE, c.dz + 4, 8));
 }
 
+/* The largest x is 1.4e10, which fp32 holds to 1,024: neither 0 nor infinity may come out in its
+ * place. */
+T_CASE(an_x_that_rounds_by_more_than_exponentials_hold_is_nan)
+{
+    for (int w = 0; w < 3; w++) {
+        uint64_t rng = t_seed() + 5;
+        T_ENDS(loss_case_free) loss_case_t c;
+        loss_case_init(&c, worlds[w], 2, 4, COLO_F32, 0, &rng);
+        c.config.want_entropy = c.config.want_loss = c.config.want_argmax = c.config.want_lse =
+            true;
+        c.config.logits.scale = 0.7;
+        c.z[1] = loss_round(COLO_F32, 2e10 + 2048);
+        c.z[4 + 1] = loss_round(COLO_F32, 1e7); /* held to 1/2 */
+        c.targets[0] = c.targets[1] = 1;
+        assert_ok(loss_case_run(&c));
+        for (int r = 0; r < worlds[w]; r++) {
+            for (int k = 0; k < 3; k++)
+                assert_true(isnan(c.out[r][k][0]) && c.out[r][k][1] == 0);
+            assert_true(c.argmax[r][0] == -1 && c.argmax[r][1] == 1);
+        }
+        assert_true(all_of(IS_NAN, c.dz, 4) && all_of(IS_FINITE, c.dz + 4, 4));
+    }
+}
+
 T_MAIN("loss/logprob_special")
