@@ -22,7 +22,9 @@
  *   is divided by s^2: 4 e_s times its value
  * - gradient: |factor| (|g_p| + |g_s|, of lse, + |g_l| (1 + 2 lambda |lse|) + |g_h| (L + R)) times
  * the error of p, e_s + 16 u + 4 u R, twice with the entropy's share of A; and one rounding to the
- * dtype of the logits, as in loss_case.c
+ * dtype of the logits, as in loss_case.c. A column that is not the target's has its own size in the
+ *   place of 1, and three roundings of what multiplies it: 1 / temperature, the factor, their
+ * product
  *
  * Where x is rounded by itself (softcap, factor <= 0, f64), 4 u max|x| more in each difference.
  */
@@ -68,7 +70,7 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
     for (int64_t j = 0; j < vocab; j++) {
         double e = lost ? NAN : ref[j], t = 2 * size * (es + 16 * u + diff);
         if (o->softcap == 0 && j != target)
-            t = t * fabs(fp[j]) / (f > 0 ? f : 1) + u * fabs(e) + 2 * u * f * fabs(g[2]) / v +
+            t = t * fabs(fp[j]) / (f > 0 ? f : 1) + 3 * u * fabs(e) + 2 * u * f * fabs(g[2]) / v +
                 1e-37 * size;
         t += loss_grad_rounding(dtype, e, u);
         if (!near(dz[j], e, t))
