@@ -921,6 +921,7 @@ WAITING = {
     'context ranks of a sequence begin at the first',
     'ctrl-c waits for the ranks',
     'gradients that are added up are taken for ones that peers write',
+    'each rank weighs the first classes',
     'images stay with the first rank that has them',
     'memory is asked for again of ranks that are elsewhere',
     'positions of rows are those of their first',
