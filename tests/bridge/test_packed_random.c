@@ -72,8 +72,8 @@ T_CASE(random_packings_arrive_as_the_oracle_says)
     t_run_rest();
     for (int a = 0; a < 25 && n >= 300; a++) /* of fewer, chance leaves some pair out */
         assert_true(128 * pair[a / 5][a % 5] > n);
-    assert_true(32 * sums > n && 16 * parts > n && 8 * own > n && 4 * rooms > n && 8 * heads > n &&
-                2 * moved > n && 8 * halos > n);
+    assert_true(n < 50 || (32 * sums > n && 16 * parts > n && 8 * own > n && 4 * rooms > n &&
+                           8 * heads > n && 2 * moved > n && 8 * halos > n));
 }
 
 /* ---- images among the text of a packing ---- */
@@ -199,7 +199,7 @@ T_CASE(images_arrive_on_the_context_ranks_of_their_sequence)
         t_run_later(m->t.world, run_images, m, 0, after);
     }
     t_run_rest();
-    assert_true(8 * own > n && 8 * tables > n);
+    assert_true(n < 50 || (8 * own > n && 8 * tables > n));
 }
 
 T_MAIN("bridge/packed_random")
