@@ -88,7 +88,7 @@ run_tests() {
     # A rerun may have nothing of the suites that were asked for.
     [ ${#suites[@]} = 0 ] || meson test -C "$dir" --no-rebuild --list "$@" 2>&1 | grep / >/dev/null || return 0
     rm -f "$dir"/meson-logs/testlog*.json
-    meson test -C "$dir" --num-processes $((2 * jobs)) --print-errorlogs "$@" </dev/null || rc=$?
+    meson test -C "$dir" --num-processes $((3 * jobs)) --print-errorlogs "$@" </dev/null || rc=$?
     for log in "$dir"/meson-logs/testlog*.json; do
         logs+=("$log=$rc")
     done
