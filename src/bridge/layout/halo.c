@@ -72,7 +72,7 @@ static colo_status_t add_pieces(colo_halo_t *halo, const colo_packed_t *rooms, i
     for (int64_t j = rooms->first[seq]; j < rooms->first[seq + 1]; j++) {
         const colo_piece_t *cut = (const colo_piece_t *)rooms->pieces.items + j;
         const int64_t block = rooms->held[cut->owner] / rooms->sp; /* rows of one; it has some */
-        for (int64_t done = 0, count = cut->count; done < cut->count; done += count) {
+        for (int64_t done = 0, count; done < cut->count; done += count) {
             const int64_t local = cut->local + done, part = rooms->sp > 1 ? local / block : 0;
             if (rooms->sp > 1 && (part + 1) * block - local < cut->count - done)
                 count = (part + 1) * block - local;
