@@ -254,24 +254,9 @@ __device__ void absorb_vector(sums<typename D::real> &a, const uint4 &z, const u
     }
 }
 
-template <typename T, typename F> __device__ T all_threads(T v, T *partial, F f)
-{
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2)
-        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        partial[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = partial[0];
-    for (int i = 1; i < THREADS / 32; i++)
-        v = f(v, partial[i]);
-    return v;
-}
-
 __device__ double sum_of(double v, double *partial)
 {
-    return all_threads(v, partial, [](double a, double b) { return a + b; });
+    return all_threads<THREADS>(v, partial, [](double a, double b) { return a + b; });
 }
 
 /* Columns [from, end) group by group, as any config, dtype and alignment will have it. */
@@ -348,8 +333,8 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
         }
 
         const auto larger = [](double u, double w) { return max_nan(u, w); };
-        const double mx = all_threads((double)a.mx, partial, larger),
-                     mv = all_threads((double)a.mv, partial, larger);
+        const double mx = all_threads<THREADS>((double)a.mx, partial, larger),
+                     mv = all_threads<THREADS>((double)a.mv, partial, larger);
         const bool fine = mx < CUDART_INF && mv < CUDART_INF; /* not NaN, not +inf */
         colo_distill_near near = {0, 0, 0, 0, 0};
         double c = 0;

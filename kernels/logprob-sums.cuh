@@ -153,36 +153,10 @@ __device__ void absorb_x(row_sums<R, KEEP> &a, const R *x, int64_t offset, R fac
 
 /* ---- combining the threads ---- */
 
-template <typename T, typename F> __device__ T all_lanes(T v, F f)
-{
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2)
-        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
-    return v;
-}
-
 /* The WIDTH threads of a row are a block or a warp. */
 template <int WIDTH> __device__ unsigned thread_of_row()
 {
     return WIDTH == THREADS ? threadIdx.x : threadIdx.x % WIDTH;
-}
-
-/* Each of a row's threads gets the result. @partial: one value per
- * warp, not used by a warp. */
-template <int WIDTH = THREADS, typename T, typename F>
-__device__ T all_threads(T v, T *partial, F f)
-{
-    v = all_lanes(v, f);
-    if constexpr (WIDTH == 32)
-        return v;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        partial[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = partial[0];
-    for (int w = 1; w < THREADS / 32; w++)
-        v = f(v, partial[w]);
-    return v;
 }
 
 template <int WIDTH> __device__ double sum_threads(double v, double *partial)

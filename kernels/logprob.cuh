@@ -46,6 +46,32 @@ __device__ double product(double a, double b)
     return __dmul_rn(a, b);
 }
 
+template <typename T, typename F> __device__ T all_lanes(T v, F f)
+{
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2)
+        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
+    return v;
+}
+
+/* @v of the WIDTH threads of a row, which are a block or a warp, by @f, in a fixed order; each of them gets
+ * it. @partial: one value per warp, not used by a warp. */
+template <int WIDTH, typename T, typename F>
+__device__ T all_threads(T v, T *partial, F f)
+{
+    v = all_lanes(v, f);
+    if constexpr (WIDTH == 32)
+        return v;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        partial[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = partial[0];
+    for (int w = 1; w < WIDTH / 32; w++)
+        v = f(v, partial[w]);
+    return v;
+}
+
 /* What makes x of a row's z. */
 template <typename R> struct scaling {
     R factor, cap;

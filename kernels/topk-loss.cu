@@ -77,22 +77,6 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
 
 constexpr int THREADS = 256;
 
-/* of all threads' @v, by @f, in a fixed order */
-template <typename F> __device__ double all_threads(double v, double *partial, F f)
-{
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2)
-        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        partial[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = partial[0];
-    for (int i = 1; i < THREADS / 32; i++)
-        v = f(v, partial[i]);
-    return v;
-}
-
 /* Sorts this shard's columns at ids; the rest of @sorted [COLO_TOPK_MAX] is INT64_MAX. Does one
  * occur twice? */
 __device__ bool sort_picks(const colo_topk_args &p, int64_t t, int64_t *given, int64_t *sorted)
@@ -178,10 +162,10 @@ __global__ void __launch_bounds__(THREADS) rest_kernel(const __grid_constant__ c
                 if (x[e] > none)
                     s += exp_of(cap > 0 ? x[e] - m : fma(factor, z[e], -m));
         }
-        const double all_m = all_threads((double)m, partial, [](double a, double b) {
+        const double all_m = all_threads<THREADS>((double)m, partial, [](double a, double b) {
             return a > b ? a : b;
         });
-        const double all_s = all_threads(m > none ? (double)s * exp((double)m - all_m) : 0.0,
+        const double all_s = all_threads<THREADS>(m > none ? (double)s * exp((double)m - all_m) : 0.0,
                                          partial, [](double a, double b) { return a + b; });
         if (threadIdx.x == 0) {
             colo_stat_put(block + p.tm, WIDE, t, all_m);
