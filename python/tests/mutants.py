@@ -833,6 +833,16 @@ MUTANTS = {
     'gradients of a LoRA are not those of FSDP2': (
         'torch/placed.py', 'part, _ = averaged(what, part, None, t, of.grad_reduction, size, copies, False)', 'pass',
         'test_torch_lora.py', 'fsdp2'),
+    'factors of ZeRO-3 are those of this rank': (
+        'torch/placed.py', 'return Gathered.apply(part, comm, count).view(shape)', 'return part.repeat(comm.size)[:count].view(shape)',
+        'test_torch_lora.py', 'zero3'),
+    'chunks of any loss have no LoRA': (
+        'torch/chunks.py', '    if a is None:\n        return z, None\n', '    if a is not None:\n        return z, torch.nn.functional.linear(h, a)\n    return z, None\n',
+        'test_torch_lora.py', 'any_loss'),
+    'the A of a LoRA in chunks learns from the columns of its rank': (
+        'torch/chunks.py', 'if d_a is not None and comm.size > 1:', 'if False:', 'test_torch_lora.py', 'any_loss_has'),
+    'hidden states of chunks learn as if there were no LoRA': (
+        'torch/chunks.py', 'd @ w if d_narrow is None else torch.addmm(d @ w, d_narrow, a)', 'd @ w', 'test_torch_lora.py', 'any_loss_has'),
     'targets of multi-token prediction are the next tokens': (
         'torch/sequence.py', '        if depth:\n', '        if False:\n', 'test_torch_losses.py', 'over_context_ranks'),
     'tokens of a group are counted on this rank alone': (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads with a LoRA against PyTorch's product with W + scale B A: modes, dtypes, ranks, FSDP2, peft's layers, refusals."""
+"""Heads with a LoRA against PyTorch's product with W + scale B A: modes, dtypes, ranks, chunks of any loss, FSDP2, ZeRO-3,
+peft's layers, refusals."""
 import itertools
 
 import pytest
@@ -243,6 +244,99 @@ def test_plain_factors_beside_a_sharded_weight(world):
     world.run(sharded)
 
 
+def cut(t, ranks, rank):
+    """A parameter as DeepSpeed's ZeRO-3 leaves it: no elements; equal parts of the flattened one in ds_tensor, the last with padding"""
+    flat = torch.cat([t.detach().reshape(-1), torch.full((-t.numel() % ranks,), float('nan'), dtype=t.dtype)])
+    held = torch.nn.Parameter(torch.empty(0, dtype=t.dtype))
+    held.ds_tensor, held.ds_shape, held.ds_process_group = flat.chunk(ranks)[rank].clone(), t.shape, dist.group.WORLD
+    return held
+
+
+def zero3(rank):
+    """Gradients are sums over the ranks, of the weight, too; 23 x 3 and 3 x 8 elements over 4 ranks end inside of rows"""
+    sides, w, lora = [case(seed=r) for r in range(4)], case(seed=9)[1], factors()
+    nothing, total = torch.zeros(V).double(), {}
+    for r, side in enumerate(sides):
+        _, found = whole(side[0], w, nothing, side[3], side[4], (*lora, SCALE))
+        for name, d in zip(NAMES, found):
+            total[name] = total.get(name, 0) + d
+        if r == rank:
+            own = found[0]
+    h, _, _, t, g = sides[rank]
+    for trains in (True, False):
+        x, held = leaf(h), [cut(y, 4, rank).requires_grad_(trains or i > 0) for i, y in enumerate((w, *lora))]
+        out = ct.linear_logprob(x, ct.Head(held[0], lora=(held[1], held[2], SCALE)), t, entropy=True, chunk_size=4)
+        (out[0] * g[0] + out[1] * g[1]).sum().backward()
+        near(x.grad, own, torch.float64, 'hidden')
+        for name, y in zip(('weight', 'A', 'B'), held):
+            assert y.grad is None and y.shape == (0,) and (y.ds_tensor.grad is None) == (name == 'weight' and not trains)
+            if y.ds_tensor.grad is not None:
+                each = -(-total[name].numel() // 4)
+                want = torch.cat([total[name].reshape(-1), torch.zeros(-total[name].numel() % 4).double()])
+                near(y.ds_tensor.grad, want[each * rank:each * rank + each], torch.float64, name)  # 0 of padding
+    short = cut(lora[0], 4, rank)
+    short.ds_tensor = short.ds_tensor[:3]
+    with pytest.raises(ValueError, match=r"A of the Head's lora is a parameter of DeepSpeed's ZeRO-3 of \[3, 8\], of which this rank has \[3\]"):
+        ct.linear_nll(h, ct.Head(w, lora=(short, lora[1], SCALE)), t)
+
+
+def test_factors_of_zero3(world):
+    world.run(zero3)
+
+
+def any_loss(world, chunk, how, dtype, cast=False):
+    lo, hi = (CUTS[world.rank], CUTS[world.rank + 1]) if world.size == 4 else (0, V)
+    h, w, b, t, g = case(dtype=dtype)
+    lora = [y.to(torch.float32 if cast else dtype) for y in factors(dtype)]
+    outs, want = whole(h, w, b, t, g, (*lora, SCALE))
+    x = [leaf(y) for y in (h, w[lo:hi], b[lo:hi], lora[0], lora[1][lo:hi])]
+    flat = t.flatten()
+    got = ct.over_chunks(lambda z, rows: ct.logprob(z, flat[rows], tp_group=world, vocab=(lo, V), entropy=True), x[0],
+                         ct.Head(x[1], x[2], tp_group=world, lora=(x[3], x[4], SCALE), d_hidden=how), chunk_size=chunk)
+    (got[0] * g[0] + got[1] * g[1]).sum().backward()
+    for name, o, s in zip(('logp', 'entropy'), got, outs):
+        near(o.detach(), s, dtype, name)
+    for name, y, d in zip(NAMES, x, want):
+        assert y.grad.dtype == y.dtype
+        if name != 'hidden' or how == 'all_reduce':
+            near(y.grad, d[lo:hi] if name in ('weight', 'bias', 'B') else d, dtype, name)
+    return x[3].grad
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_any_loss_has_the_lora(dtype):
+    for chunk, how in ((4, 'all_reduce'), (100, 'partial')):
+        cb.run_threads(1, lambda world: any_loss(world, chunk, how, dtype, dtype == torch.bfloat16))
+        made = cb.run_threads(4, lambda world: any_loss(world, chunk, how, dtype))
+        assert all(torch.equal(d, made[0]) for d in made)  # copies of A stay alike
+
+
+def test_any_loss_trains_what_requires_a_gradient():
+    h, w, b, t, _ = case()
+    lora = factors()
+    leaves = [leaf(y) for y in (h, w, b, *lora)]
+    torch.nn.functional.linear(leaves[0], leaves[1] + SCALE * leaves[4] @ leaves[3], leaves[2]).logsumexp(-1).sum().backward()
+    for trains in itertools.product((False, True), repeat=5):
+        x = [y.clone().requires_grad_(on) for y, on in zip((h, w, b, *lora), trains)]
+        out = ct.over_chunks(lambda z, rows: z.logsumexp(-1), x[0], ct.Head(x[1], x[2], lora=(x[3], x[4], SCALE)), chunk_size=4)
+        assert out.requires_grad == any(trains)
+        if any(trains):
+            out.sum().backward()
+        for name, y, on, of in zip(NAMES, x, trains, leaves):
+            assert (y.grad is not None) == on, name
+            if on:
+                near(y.grad, of.grad, torch.float64, name)
+    with pytest.raises(ValueError, match=r"over_chunks: the Head's lora is A \[3, 8\] of torch.float64 on cpu and B \[22, 3\] .* expected \[r, 8\] and \[23, r\]"):
+        ct.over_chunks(lambda z, rows: z.sum(-1), h, ct.Head(w, lora=(lora[0], lora[1][1:], SCALE)))
+    for i in range(2):
+        pair = [leaf(y) * 1 for y in lora]
+        out = ct.over_chunks(lambda z, rows: z.logsumexp(-1), h, ct.Head(w, lora=(*pair, SCALE)))
+        with torch.no_grad():
+            pair[i].add_(1)
+        with pytest.raises(RuntimeError, match='lora or params was written in place after forward'):
+            out.sum().backward()
+
+
 def other_factors(world, level):
     h, w, b, t, _ = case()
     lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
@@ -299,16 +393,10 @@ def test_a_lora_that_is_none_is_named(lora, words):
         ct.linear_nll(h, ct.Head(w, lora=lora), t)
 
 
-def test_what_takes_no_lora_says_so():
+def test_segments_take_no_lora():
     h, w, _, t, _ = case(dtype=torch.float32)
-    with pytest.raises(ValueError, match=r'over_chunks: the Head has lora=\(A, B, scale\), which is not done'):
-        ct.over_chunks(lambda z, rows: z.sum(-1), h, ct.Head(w, lora=(A, B, SCALE)))
     with pytest.raises(ValueError, match='a LoRA of rank 3 with segments of'):
         ct.linear_nll(h, ct.Head(torch.cat([w, w[:9]]), lora=(A, torch.cat([B, B[:9]]), SCALE), vocab=V, invariant=32), t)
-    partitioned = torch.nn.Parameter(torch.empty(0))
-    partitioned.ds_tensor = A
-    with pytest.raises(ValueError, match="A of the Head's lora is a parameter of DeepSpeed's ZeRO-3"):
-        ct.linear_nll(h, ct.Head(w, lora=(partitioned, B, SCALE)), t)
 
 
 # ---- peft ----
@@ -364,6 +452,14 @@ def test_several_adapters_are_one_behind_the_other():
 
 def test_adapters_that_are_more_than_factors_are_refused():
     peft = pytest.importorskip('peft')
+    layer = adapted(('default', 'other'))
+    layer.set_adapter(['default', 'other'])
+    for name in ('default', 'other'):
+        parameter = torch.nn.Parameter(torch.empty(0))
+        parameter.ds_tensor = layer.lora_A[name].weight.detach()
+        layer.lora_A[name].weight = parameter
+    with pytest.raises(ValueError, match="'default' and 'other' are active and DeepSpeed's ZeRO-3 has the factors.*expected one active adapter"):
+        ct.Head.of(layer)
     layer = adapted(lora_dropout=0.1)
     with pytest.raises(ValueError, match=r"'default' drops out hidden states \(lora_dropout=0.1\) while it trains"):
         ct.Head.of(layer)

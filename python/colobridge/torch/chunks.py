@@ -23,7 +23,7 @@ Out = TypeVar('Out', bound='torch.Tensor | tuple[torch.Tensor, ...]')
 
 
 # Of a Head, what a chunk's logits are made with, and what is compared with the placement of a DTensor, or done to its gradient.
-_READ = 'weight', 'bias', 'tp_group', 'd_hidden'
+_READ = 'weight', 'bias', 'tp_group', 'd_hidden', 'lora'
 _PLACED = 'vocab', 'grad_reduction'
 _WHAT = Named('over_chunks')
 
@@ -134,22 +134,38 @@ def _sums(t: Any) -> Any:
     return torch.float32 if t.dtype in (torch.float16, torch.bfloat16) else t.dtype
 
 
-# fn, tokens a chunk, communicator, does it sum d_hidden, are gradients recorded
-Call = tuple[Any, int, Any, bool, bool]
+# fn, tokens a chunk, communicator, does it sum d_hidden, are gradients recorded, scale of the LoRA
+Call = tuple[Any, int, Any, bool, bool, float]
+
+
+def _made(h: Any, head: Any, scale: float) -> tuple[Any, Any]:
+    """(logits, hA^T or None) of a chunk; head: weight, bias, A and B as they are multiplied"""
+    weight, bias, a, b = head
+    z = torch.nn.functional.linear(h, weight, bias)
+    if a is None:
+        return z, None
+    narrow = torch.nn.functional.linear(h, a)
+    return z.addmm_(narrow, b.t(), alpha=scale), narrow
+
+
+def _multiplied(hidden: Any, weight: Any, bias: Any, a: Any, b: Any, product: Any) -> list[Any]:
+    """weight, bias, A and B in the dtype of a product"""
+    kind = cast(hidden[:0], product).dtype
+    return [cast(weight, product), cast(bias, product), *(None if t is None else t.to(kind) for t in (a, b))]
 
 
 @Function
-def OverChunks(ctx: Any, o: Call, hidden: Any, weight: Any, bias: Any, *params: Any) -> Any:
-    """(Call, hidden [T, H], weight, bias, what else fn's outputs depend on) -> fn's outputs [T, ..]. Logits are made
-    again in backward, under the autocast and with the random numbers of forward."""
-    fn, step, _, _, grad = o
+def OverChunks(ctx: Any, o: Call, hidden: Any, weight: Any, bias: Any, a: Any, b: Any, *params: Any) -> Any:
+    """(Call, hidden [T, H], weight, bias, A and B of a LoRA, what else fn's outputs depend on) -> fn's outputs [T, ..].
+    Logits are made again in backward, under the autocast and with the random numbers of forward."""
+    fn, step, _, _, grad, scale = o
     need = ctx.needs_input_grad[1:]
-    keeps, trains = grad and any(need), grad and any(need[:3])
+    keeps, trains = grad and any(need), grad and any(need[:5])
     product, random = autocasts(hidden.device), _Random(hidden.device)
-    head, whole, ctx.flags, ctx.states = [cast(t, product) for t in (weight, bias)], [], [], []
+    head, whole, ctx.flags, ctx.states = _multiplied(hidden, weight, bias, a, b, product), [], [], []
     after = random.now() if keeps else None
     for rows in _rows_of(hidden, step):
-        z = torch.nn.functional.linear(cast(hidden[rows], product), *head)
+        z, _ = _made(cast(hidden[rows], product), head, scale)
         with torch.set_grad_enabled(grad), random.refused() if keeps else contextlib.nullcontext():
             outs = _called(fn, Logits.apply(z.requires_grad_()) if trains else z, rows)
         if grad:
@@ -167,7 +183,7 @@ def OverChunks(ctx: Any, o: Call, hidden: Any, weight: Any, bias: Any, *params: 
         ctx.flags.append([t.requires_grad for t in outs])
         del z, outs
     if keeps:
-        ctx.save_for_backward(hidden, weight, bias, *params)
+        ctx.save_for_backward(hidden, weight, bias, a, b, *params)
         ctx.o, ctx.product, ctx.random = o, product, random
         ctx.params = params  # as fn has them
         ctx.set_materialize_grads(False)
@@ -181,18 +197,18 @@ def _kinds(outs: Any) -> str:
 
 @OverChunks.backward
 def _(ctx: Any, *upstream: Any) -> Any:
-    hidden, weight, bias, *_ = saved_tensors(ctx, 'over_chunks: hidden, weight, bias or params')
-    (fn, step, comm, add, _), need, product = ctx.o, ctx.needs_input_grad[1:], ctx.product
+    hidden, *head = saved_tensors(ctx, 'over_chunks: hidden, weight, bias, lora or params')[:5]
+    (fn, step, comm, add, _, scale), need, product = ctx.o, ctx.needs_input_grad[1:], ctx.product
     d_hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format) if need[0] else None
-    d_weight = torch.zeros_like(weight, dtype=_sums(weight)) if need[1] else None
-    d_bias = torch.zeros_like(bias, dtype=_sums(bias)) if need[2] else None
-    params, d_params = [t for t, wanted in zip(ctx.params, need[3:]) if wanted], {}
-    trains = any(need[:3])
+    d_weight, d_bias, d_a, d_b = (torch.zeros_like(t, dtype=_sums(t), memory_format=torch.contiguous_format) if wanted else None
+                                  for t, wanted in zip(head, need[1:]))
+    params, d_params = [t for t, wanted in zip(ctx.params, need[5:]) if wanted], {}
+    trains = any(need[:5])
     with groups.telling(comm), ctx.random.restored(), under(product):
-        w, b = cast(weight, product), cast(bias, product)
+        w, _, a, b = made_with = _multiplied(hidden, *head, product)
         for rows, states, flags in zip(_rows_of(hidden, step), ctx.states, ctx.flags):
             h = cast(hidden[rows], product)
-            z = torch.nn.functional.linear(h, w, b).detach()
+            z, narrow = _made(h, made_with, scale)
             if states is not None:
                 ctx.random.again(states)
             with torch.enable_grad():
@@ -209,40 +225,47 @@ def _(ctx: Any, *upstream: Any) -> Any:
             d = made[0] if trains and made else None
             if d is None:
                 continue
+            d_narrow = None if narrow is None else scale * (d @ b)
             if d_hidden is not None:
-                d_hidden[rows] = d @ w
+                d_hidden[rows] = d @ w if d_narrow is None else torch.addmm(d @ w, d_narrow, a)
+            if d_a is not None and d_narrow is not None:
+                d_a += d_narrow.t() @ h
+            if d_b is not None:
+                d_b.add_(d.t() @ narrow, alpha=scale)
             if d_weight is not None:
                 d_weight += d.t() @ h
             if d_bias is not None:
                 d_bias += d.sum(0, dtype=d_bias.dtype)
+        if d_a is not None and comm.size > 1:
+            comm.all_reduce(d_a, stream=stream_of(d_a.device))
         if d_hidden is not None and add:
             comm.all_reduce(d_hidden, stream=stream_of(d_hidden.device))
     found = iter([d_params[i].to(t.dtype) if i in d_params else None for i, t in enumerate(params)])
-    return (None, d_hidden, None if d_weight is None else d_weight.to(weight.dtype),
-            None if d_bias is None else d_bias.to(bias.dtype), *(next(found) if wanted else None for wanted in need[3:]))
+    return (None, d_hidden, *(None if d is None else d.to(t.dtype) for d, t in zip((d_weight, d_bias, d_a, d_b), head)),
+            *(next(found) if wanted else None for wanted in need[5:]))
 
 
 @eager
 def over_chunks(fn: Callable[[torch.Tensor, slice], Out], hidden: torch.Tensor, weight: torch.Tensor | Head, *,
                 chunk_size: int = 2048, tp_group: Group | None = None, params: Iterable[torch.Tensor] = ()) -> Out:
-    """fn's outputs for the logits hidden x weight^T (+ a bias), of which one chunk of tokens exists at a time; backward makes them
-    again. For losses that linear_logprob() does not have: docs/guides/distillation.md#other-losses.
+    """fn's outputs for the logits hidden x weight^T (+ a bias, + a LoRA), of which one chunk of tokens exists at a time; backward
+    makes them again. For losses that linear_logprob() does not have: docs/guides/distillation.md#other-losses.
 
     fn's collectives run for each chunk, in forward and again in backward, both under the autocast of forward and with the same
     numbers of torch's default generators, of the host and of hidden's device. Other generators draw anew. Gradients of weight,
-    bias and params are added up in fp32 (fp64 of fp64). DTensors: as linear_logprob(); rows that ranks share are gathered once
-    in forward, and stay until backward.
+    bias, lora and params are added up in fp32 (fp64 of fp64), that of A over tp_group, too. DTensors: as linear_logprob(); rows
+    that ranks share are gathered once in forward, and stay until backward.
 
     Args:
         fn: fn(logits [n, Vl], rows) returns a tensor [n, ..] or a tuple of them, numbers per token; rows is the slice of the T
             tokens that the chunk has, and a token's outputs depend on its logits only. It may write its logits in place, and
             runs again in backward, where it has to return the same.
         hidden: [..., H], on all ranks of tp_group the same.
-        weight: [Vl, H]; or a Head with a bias, tp_group, d_hidden "all_reduce" or "partial", and if its weight is a DTensor vocab
-            and grad_reduction.
+        weight: [Vl, H]; or a Head with a bias, a lora, tp_group, d_hidden "all_reduce" or "partial", and if its weight is a DTensor
+            vocab and grad_reduction.
         chunk_size: tokens a chunk, > 0, the same on all ranks.
         tp_group: the ranks that share the vocabulary, if the Head does not say it.
-        params: the other tensors that outputs depend on and that get gradients, of this rank's part: factors of a LoRA, a scale.
+        params: the other tensors that outputs depend on and that get gradients, of this rank's part: a scale of the logits, say.
 
     Returns:
         What fn returns, of all tokens: [..., ..].
@@ -267,8 +290,8 @@ def _over_chunks(fn: Any, hidden: Any, head: Head, weight: Any, bias: Any, tp_gr
     for name in FIELDS:
         if name in _READ or name in _PLACED and is_placed or getattr(head, name) == getattr(PLAIN, name):
             continue
-        raise ArgumentError("over_chunks: the Head has %s=%s, which %s" % (
-            name, '(A, B, scale)' if name == 'lora' else repr(getattr(head, name)), "is of the ranks that share a DTensor, and its weight is no DTensor: fn's logits are this "
+        raise ArgumentError("over_chunks: the Head has %s=%r, which %s" % (
+            name, getattr(head, name), "is of the ranks that share a DTensor, and its weight is no DTensor: fn's logits are this "
             "rank's columns, the weight's gradient that of its tokens; leave it out" if name in _PLACED else
             "is not done to the logits of fn; leave it out, and do it in fn"))
     d_hidden = head.d_hidden
@@ -286,6 +309,13 @@ def _over_chunks(fn: Any, hidden: Any, head: Head, weight: Any, bias: Any, tp_gr
     if autocast(hidden.device.type) is None and {hidden.dtype, weight.dtype} != {getattr(bias, 'dtype', weight.dtype)}:
         raise ArgumentError("over_chunks: hidden is of %s, weight of %s and bias of %s, expected one dtype"
                             % (hidden.dtype, weight.dtype, getattr(bias, 'dtype', None)))
+    a, b, scale = None, None, 0.0
+    if head.lora is not None:
+        a, b, scale = placed.factors(_WHAT, head, hidden, groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group'), False)
+        if not (a.dim() == b.dim() == 2 and a.shape == (b.shape[1], h[-1]) and len(b) == w[0] and len(a) and
+                a.is_floating_point() and b.is_floating_point() and a.device == b.device == hidden.device):
+            raise ArgumentError("over_chunks: the Head's lora is A %s and B %s, expected [r, %d] and [%d, r] of a floating-point dtype on %s" % (
+                *(said(t, '%(shape)s of %(dtype)s on %(device)s') for t in (a, b)), h[-1], w[0], hidden.device))
     asked: Any = params
     others: list[Any] = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, torch.Tensor) else [asked]
     for t in others:
@@ -294,7 +324,7 @@ def _over_chunks(fn: Any, hidden: Any, head: Head, weight: Any, bias: Any, tp_gr
     others = list({id(t): t for t in others}.values())  # each once
     comm = groups.comm_of(tp_group, hidden.device, 'over_chunks: tp_group')
     shape = hidden.shape[:-1]
-    out = OverChunks.apply((fn, chunk_size, comm, d_hidden == 'all_reduce' and comm.size > 1, torch.is_grad_enabled()),
-                           hidden.reshape(-1, hidden.shape[-1]), weight, bias, *others)
+    out = OverChunks.apply((fn, chunk_size, comm, d_hidden == 'all_reduce' and comm.size > 1, torch.is_grad_enabled(), scale),
+                           hidden.reshape(-1, hidden.shape[-1]), weight, bias, a, b, *others)
     first, *rest = (t.reshape(shape + t.shape[1:]) for t in out)
     return (first, *rest) if rest else first

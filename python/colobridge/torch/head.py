@@ -64,7 +64,8 @@ class Head:
             is never made. B has this rank's rows, A is the same on all ranks of tp_group, over which its gradient is summed.
             Factors are multiplied in hidden's dtype; their gradients are summed in f32 (f64). Whether or not the weight is
             sharded, a plain factor is whole and its gradient that of this rank's tokens; rows of a DTensor are gathered in
-            forward and stay until backward. Only weight and bias have main_grad.
+            forward and stay until backward, and so are elements of a parameter of DeepSpeed's ZeRO-3, whose gradient is added to
+            its ds_tensor.grad. Only weight and bias have main_grad.
 
     Example:
         >>> import colobridge.torch as ct, torch
@@ -156,6 +157,9 @@ def _lora_of(module: Any) -> Any:
         parts.append((a.weight, b.weight, float(module.scaling[name])))
     if len(parts) < 2:
         return parts[0] if parts else None
+    if any(hasattr(t, 'ds_tensor') and t.numel() == 0 for a, b, _ in parts for t in (a, b)):
+        refuse("of which %s are active and DeepSpeed's ZeRO-3 has the factors, which can not be laid one behind the other; expected "
+               "one active adapter (set_adapter)" % ' and '.join("'%s'" % name for name in active))
     return torch.cat([a * scale for a, _, scale in parts]), torch.cat([b for _, b, _ in parts], 1), 1.0
 
 

@@ -19,7 +19,7 @@ from ..errors import ArgumentError, MismatchError
 from ..mesh import among, lines
 from . import ranks as groups
 from .functions import Function
-from .head import Columns, Head, Named, columns_of
+from .head import Columns, Head, Named, columns_of, partitioned
 from .ready import number
 from .tensors import checked, stream_of
 
@@ -208,7 +208,7 @@ def _(ctx: Any, g: Any) -> Any:
 
 @Function
 def Gathered(ctx: Any, part: Any, comm: Comm, rows: int) -> Any:
-    """(rows of this rank, ranks that share them, how many) -> all rows"""
+    """(rows of this rank, or elements, ranks that share them, how many) -> all of them"""
     each = -(-rows // comm.size)
     ctx.of = comm, rows, each, len(part)
     tail = tuple(part.shape[1:])
@@ -387,6 +387,21 @@ def gathered(what: Named, of: Head, hidden: Any, weight: Any, bias: Any, comm: C
     return Gathered.apply(weight, shares, rows), None if bias is None else Gathered.apply(bias, shares, rows)
 
 
+def _of_elements(what: Named, named: str, of: Head, t: Any, device: Any, tp: Comm) -> Any:
+    """All of a parameter of DeepSpeed's ZeRO-3, of which each rank has so many elements, the last ones some of padding."""
+    shape = tuple(t.ds_shape)
+    part, group, _ = partitioned(t, None)
+    comm = groups.comm_of(group, device, named)
+    groups.require_apart(what, tp, "the ranks that share the Head's lora", comm)
+    count = math.prod(shape)
+    each = -(-count // comm.size)
+    if part.shape not in ((each,), (max(min(count - each * comm.rank, each), 0),)):
+        raise ArgumentError("%s is a parameter of DeepSpeed's ZeRO-3 of %s, of which this rank has %s elements, expected [%d]: rank %d "
+                            "of %d's part" % (named, list(shape), list(part.shape), each, comm.rank, comm.size))
+    part, _ = averaged(what, part, None, t, of.grad_reduction, comm.size, None, False)
+    return Gathered.apply(part, comm, count).view(shape)
+
+
 def factors(what: Named, of: Head, hidden: Any, comm: Comm, whole: bool) -> tuple[Any, Any, float]:
     """A and B of a Head's LoRA, whole but for rows of B that other ranks of the vocabulary @comm have, and its scale; gradients
     go back to where the rows are. whole: all of these ranks have the whole weight."""
@@ -397,9 +412,8 @@ def factors(what: Named, of: Head, hidden: Any, comm: Comm, whole: bool) -> tupl
     tp, made = groups.world_ranks(comm) if comm.size > 1 else (), []
     for name, t in zip('AB', given):
         named = "%s: %s of the Head's lora" % (what, name)
-        if hasattr(t, 'ds_tensor'):
-            raise ArgumentError("%s is a parameter of DeepSpeed's ZeRO-3, expected one that is here; gather it "
-                                "(deepspeed.zero.GatheredParameters) or leave the head out of target_modules" % named)
+        if t.numel() == 0 and hasattr(t, 'ds_tensor'):
+            t = _of_elements(what, named, of, t, hidden.device, comm)
         if is_placed(t):
             part, found = rows_of(named, t, tp)
             if (found.columns is not None) if name == 'A' else found.whole and not whole:
