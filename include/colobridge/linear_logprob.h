@@ -99,8 +99,8 @@ typedef struct colo_linear_logprob_config_t {
     bool share_d_weight; /* early: until backward the memory of d_weight holds gradients of logits,
                             and saved memory holds the others. Needs d_weight of the head's dtype,
                             not d_weight_add, and no head's group; the same on all ranks */
-    int64_t lora;     /* r, the rows of A; 0: no LoRA. Not with segments. The same on all ranks of the
-                         vocabulary, and so is frozen_lora */
+    int64_t lora;     /* r, the rows of A; 0: no LoRA. The same on all ranks of the vocabulary,
+                         and so is frozen_lora */
     bool frozen_lora; /* no d_lora_a, no d_lora_b: their products are skipped */
     size_t without_logits; /* 0: forward has memory for logits, whether it makes any or not. > 0:
                               where the GPU has a product that makes statistics of logits and does

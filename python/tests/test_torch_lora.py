@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads with a LoRA against PyTorch's product with W + scale B A: modes, dtypes, ranks, chunks of any loss, FSDP2, ZeRO-3,
+"""Heads with a LoRA against PyTorch's product with W + scale B A: modes, dtypes, ranks, segments, chunks of any loss, FSDP2, ZeRO-3,
 peft's layers, refusals."""
 import itertools
 
@@ -284,6 +284,36 @@ def test_factors_of_zero3(world):
     world.run(zero3)
 
 
+def in_segments(world, mode):
+    """The weight as tp ranks have it: 23 columns in two segments of 16, the rest padding"""
+    h, w, b, t, g = case()
+    lora = factors()
+    w, b, f = (torch.cat([y, torch.full((9, *y.shape[1:]), 7.0).double()]) for y in (w, b, lora[1]))
+    mine = slice(32 // world.size * world.rank, 32 // world.size * (world.rank + 1))
+    x = [leaf(y) for y in (h, w[mine], b[mine], lora[0], f[mine])]
+    head = ct.Head(x[1], x[2], vocab=V, tp_group=world, lora=(x[3], x[4], SCALE), invariant=16)
+    if mode == 'loss':
+        (3 * ct.linear_nll(x[0], head, t).loss).backward()
+    else:
+        out = ct.linear_logprob(x[0], head, t, entropy=True, mode=mode)
+        (out[0] * g[0] + out[1] * g[1]).sum().backward()
+    return [y.grad for y in x]
+
+
+@pytest.mark.parametrize('mode', ['logprob', 'keep', 'loss'])
+def test_segments_give_the_same_bits_on_any_number_of_ranks(mode):
+    h, w, b, t, g = case()
+    _, want = whole(h, w, b, t, g, (*factors(), SCALE), mode == 'loss')
+    one, = cb.run_threads(1, lambda world: in_segments(world, mode))
+    for name, y, d in zip(NAMES, one, want):
+        near(y[:len(d)], d, torch.float64, name)
+    two = cb.run_threads(2, lambda world: in_segments(world, mode))
+    for i, name in enumerate(NAMES):
+        for rank, made in enumerate(two):
+            part = one[i][16 * rank:16 * rank + 16] if name in ('weight', 'bias', 'B') else one[i]
+            assert torch.equal(made[i], part), (name, rank)
+
+
 def any_loss(world, chunk, how, dtype, cast=False):
     lo, hi = (CUTS[world.rank], CUTS[world.rank + 1]) if world.size == 4 else (0, V)
     h, w, b, t, g = case(dtype=dtype)
@@ -391,12 +421,6 @@ def test_a_lora_that_is_none_is_named(lora, words):
     h, w, _, t, _ = case(dtype=torch.float32)
     with pytest.raises(ValueError, match='linear_nll: .*' + words):
         ct.linear_nll(h, ct.Head(w, lora=lora), t)
-
-
-def test_segments_take_no_lora():
-    h, w, _, t, _ = case(dtype=torch.float32)
-    with pytest.raises(ValueError, match='a LoRA of rank 3 with segments of'):
-        ct.linear_nll(h, ct.Head(torch.cat([w, w[:9]]), lora=(A, torch.cat([B, B[:9]]), SCALE), vocab=V, invariant=32), t)
 
 
 # ---- peft ----

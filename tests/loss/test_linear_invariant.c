@@ -35,6 +35,8 @@ static void take(linear_case_t *c, const linear_case_t *from, int32_t ranks, int
     memcpy(c->h[0], from->h[0] + lo * from->hidden, n * h * sizeof(double));
     memcpy(c->w, from->w, (size_t)from->vocab * h * sizeof(double));
     memcpy(c->b, from->b, (size_t)from->vocab * sizeof(double));
+    memcpy(c->lora_a, from->lora_a, LINEAR_RANK * h * sizeof(double));
+    memcpy(c->lora_b, from->lora_b, LINEAR_RANK * (size_t)from->vocab * sizeof(double));
     memcpy(c->targets[0], from->targets[0] + lo, n * sizeof(int64_t));
     for (int k = 0; k < 3; k++)
         memcpy(c->up[0][k], from->up[0][k] + lo, n * sizeof(double));
@@ -55,6 +57,15 @@ static void same_bits(const linear_case_t *c, const linear_case_t *whole, int64_
                    rows * h * sizeof(double)) != 0)
             fail_msg("%s, mode %d, W %d, rank %d, tokens from %d: d_hidden differs",
                      colo_dtype_name(c->dtype), mode, (int)c->ranks, r, (int)lo);
+        const size_t from = LINEAR_RANK * (size_t)c->start[r],
+                     own = LINEAR_RANK * (size_t)(c->columns[r]);
+        if (c->tokens == whole->tokens &&
+            (memcmp(c->d_lora_a[r], whole->d_lora_a[0], LINEAR_RANK * h * sizeof(double)) != 0 ||
+             memcmp(c->d_lora_b[r] + from, whole->d_lora_b[0] + from,
+                    (from + own < LINEAR_RANK * v ? own : LINEAR_RANK * v - from) *
+                        sizeof(double)) != 0))
+            fail_msg("%s, mode %d, W %d, rank %d: d_lora_a or d_lora_b differs",
+                     colo_dtype_name(c->dtype), mode, (int)c->ranks, r);
     }
     if (c->tokens == whole->tokens && (memcmp(c->d_w, whole->d_w, v * h * sizeof(double)) != 0 ||
                                        memcmp(c->d_b, whole->d_b, v * sizeof(double)) != 0))
@@ -63,12 +74,13 @@ static void same_bits(const linear_case_t *c, const linear_case_t *whole, int64_
 }
 
 /* 0 logprob, 1 keep, 2 loss, 3 early */
-static void draw(linear_case_t *c, const sizes_t *of, colo_dtype_t dtype, int mode, uint64_t *rng)
+static void draw(linear_case_t *c, const sizes_t *of, colo_dtype_t dtype, int mode, unsigned more,
+                 uint64_t *rng)
 {
     T_ENDS(linear_case_free) linear_case_t drawn;
     linear_case_init(&drawn, 1, 1, of->tokens, of->vocab, of->hidden, dtype, rng);
     linear_case_options(&drawn, WITH_TAU | WITH_SMOOTH | WITH_WEIGHTS | WITH_ENTROPY | WITH_LOSS |
-                                    LINEAR_BIAS | LINEAR_IGNORED);
+                                    LINEAR_BIAS | LINEAR_IGNORED | more);
     linear_case_mode(&drawn, mode % 3);
     if (mode == 3) {
         drawn.config.mode = COLO_LINEAR_LOGPROB_EARLY;
@@ -81,7 +93,7 @@ static void draw(linear_case_t *c, const sizes_t *of, colo_dtype_t dtype, int mo
 
 static void begin(linear_case_t *c, int64_t tokens, colo_dtype_t dtype, int mode, uint64_t *rng)
 {
-    draw(c, &(sizes_t){tokens, VOCAB, HIDDEN, SEGMENT}, dtype, mode, rng);
+    draw(c, &(sizes_t){tokens, VOCAB, HIDDEN, SEGMENT}, dtype, mode, 0, rng);
 }
 
 /* Tokens [lo, hi) of @one give its bits on @ranks. */
@@ -116,6 +128,31 @@ T_CASE_IF(where.mem == COLO_MEM_HOST, a_head_in_segments_gives_the_same_bits_on_
         }
 }
 
+/* Gradients of its A are a sum over segments, too, and every rank has the same. */
+T_CASE_IF(where.mem == COLO_MEM_HOST, a_lora_in_segments_gives_the_same_bits_on_1_2_4_and_8_ranks)
+{
+    static const sizes_t sizes = {TOKENS, VOCAB, HIDDEN, SEGMENT};
+    uint64_t rng = t_seed() + 5;
+    for (int i = 0; i < 4 * MODES; i++) {
+        const colo_dtype_t dtype = loss_dtypes[i / MODES];
+        const int mode = i % MODES;
+        if (mode == 3 && dtype == COLO_F64)
+            continue;
+        T_ENDS(linear_case_free) linear_case_t one;
+        draw(&one, &sizes, dtype, mode, LINEAR_LORA, &rng);
+        one.config.frozen_hidden = i % 3 == 1;
+        one.config.frozen_lora = i % 3 == 2;
+        one.config.frozen_weight = i % 2;
+        assert_ok(linear_case_run(&one));
+        linear_case_compare(&one, "segments and a LoRA");
+        for (int w = 0; w < 4; w++) {
+            again(&one, worlds[w], 0, TOKENS, 3 * w, COLO_D_HIDDEN_ALL_REDUCE, mode);
+            if (dtype != COLO_F16) /* whose gradients are scaled by the largest of the call */
+                again(&one, worlds[w], 1, 9, 0, COLO_D_HIDDEN_REDUCE_SCATTER, mode);
+        }
+    }
+}
+
 T_CASE_IF(where.mem == COLO_MEM_HOST, slices_of_d_hidden_in_segments_are_those_of_one_rank)
 {
     uint64_t rng = t_seed() + 1;
@@ -136,7 +173,7 @@ T_CASE_IF(where.mem == COLO_MEM_CUDA, long_segments_give_the_same_bits_on_ranks_
     uint64_t rng = t_seed() + 4;
     for (int mode = 0; mode < MODES; mode++) {
         T_ENDS(linear_case_free) linear_case_t one;
-        draw(&one, &sizes, COLO_BF16, mode, &rng);
+        draw(&one, &sizes, COLO_BF16, mode, mode % 2 ? LINEAR_LORA : 0, &rng);
         one.config.logits_dtype = COLO_BF16;
         assert_ok(linear_case_run(&one));
         linear_case_compare(&one, "long segments");
@@ -155,7 +192,8 @@ T_CASE_IF(where.mem == COLO_MEM_HOST,
     uint64_t rng = t_seed() + 2;
     for (int mode = 0; mode < 3; mode += 2) {
         T_ENDS(linear_case_free) linear_case_t one;
-        begin(&one, mode == 2 ? 2100 : 8300, COLO_BF16, mode, &rng);
+        draw(&one, &(sizes_t){mode == 2 ? 2100 : 8300, VOCAB, HIDDEN, SEGMENT}, COLO_BF16, mode,
+             LINEAR_LORA, &rng);
         assert_ok(linear_case_run(&one));
         again(&one, 4, 0, one.tokens, 700, COLO_D_HIDDEN_ALL_REDUCE, mode);
     }

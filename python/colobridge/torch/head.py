@@ -59,7 +59,7 @@ class Head:
         max_valid: an upper bound of a call's tokens that are not ignored; products have that many rows.
         gemm: what makes products in host memory: a "cblas" (one that the process has loaded, else OpenBLAS), the library's own
             "loops", several times slower, or "auto": a CBLAS if the process has loaded one. COLO_GEMM overrides it.
-        invariant: as in logprob(); the weight has the padding, d_hidden is not "partial", and there is no lora.
+        invariant: as in logprob(); the weight has the padding, and d_hidden is not "partial".
         lora: (A [r, H], B [Vl, r], scale): logits are hidden x weight^T + scale (hidden x A^T) x B^T (+ bias), and W + scale B A
             is never made. B has this rank's rows, A is the same on all ranks of tp_group, over which its gradient is summed.
             Factors are multiplied in hidden's dtype; their gradients are summed in f32 (f64). Whether or not the weight is

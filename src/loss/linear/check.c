@@ -114,10 +114,6 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
         own->logprob.segment, (int)COLO_LINEAR_LOGPROB_EARLY, colo_dtype_name(head_config->dtype));
     COLO_FAIL_IF(own->lora < 0 || own->lora > INT64_MAX / 4096, COLO_ERR_ARG,
                  "linear: lora is %" PRId64 ", expected the rows of A, or 0", own->lora);
-    COLO_FAIL_IF(own->lora > 0 && own->logprob.segment > 0, COLO_ERR_ARG,
-                 "linear: a LoRA of rank %" PRId64 " with segments of %" PRId64
-                 ", expected one of them: gradients of its A are a sum over ranks",
-                 own->lora, own->logprob.segment);
     COLO_TRY(check_shard(&own->logprob, head_config, group));
     COLO_TRY(check_apart(colo_lm_head_group(head), group));
     return check_segments(own, head_config, group);

@@ -226,8 +226,8 @@ static void set_unit(struct colo_linear_call *call, int64_t unit)
     set_columns(call, column_of(call, unit),
                 (unit + 1) % call->size.blocks ? column_of(call, unit + 1) : call->linear->columns);
     call->args.logits = call->reduces && !call->size.writes ? NULL : logits_at(call, unit);
-    call->args.tiles = call->reduces ? colo_linear_place(call->workspace, call->memory.tiles[unit % 2])
-                                     : NULL;
+    call->args.tiles =
+        call->reduces ? colo_linear_place(call->workspace, call->memory.tiles[unit % 2]) : NULL;
     call->args.d_logits = call->size.makes_d_logits ? d_logits_at(call, unit) : NULL;
     call->args.d_row_stride = call->size.early      ? call->size.part[part_of(call, unit)].stride
                               : call->size.in_place ? call->size.z_stride
@@ -404,69 +404,88 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *call)
     return st;
 }
 
-/* a += b, of a chunk's rows */
+/* a += b, of a chunk's rows, contiguous */
 static colo_status_t add(const struct colo_linear_call *call, const struct colo_linear_matrix *a,
                          const struct colo_linear_matrix *b)
 {
-    const int64_t rows = call->args.hi - call->args.lo, hidden = call->linear->hidden;
-    const colo_box_t both[] = {colo_box_rows(a->data, rows, hidden, hidden),
-                               colo_box_rows(b->data, rows, hidden, hidden)};
+    const int64_t rows = call->args.hi - call->args.lo;
+    const colo_box_t both[] = {colo_box_rows(a->data, rows, a->stride, a->stride),
+                               colo_box_rows(b->data, rows, b->stride, b->stride)};
     return call->linear->device->box_sum(&both[0], both, 2, a->dtype, call->main);
 }
 
-/* The @i-th chunk, of the sum dtype, of those at @offset, @rows each. */
+/* A sum over columns with segments: of chunks, of the sum dtype, whose rows have @width elements.
+ * One a level of the tree is at @levels, one a rank at @all. */
+struct segment_sum {
+    int64_t levels, all, width;
+};
+
+/* The @i-th chunk of those at @offset. */
 static struct colo_linear_matrix sum_at(const struct colo_linear_call *call, int64_t offset,
-                                        int64_t rows, int64_t i)
+                                        int64_t width, int64_t i)
 {
     const colo_dtype_t dtype = call->linear->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    const int64_t hidden = call->linear->hidden;
+    const int64_t rows = call->args.hi - call->args.lo;
     return (struct colo_linear_matrix){
-        colo_linear_element(colo_linear_place(call->workspace, offset), dtype, i * rows * hidden),
-        hidden, dtype};
+        colo_linear_element(colo_linear_place(call->workspace, offset), dtype, i * rows * width),
+        width, dtype};
 }
 
-/* With segments: d_hidden is a sum over a tree whose leaves are segments. A rank's are a subtree;
- * the nodes that wait for their sibling are on a stack. Then the same over ranks. */
+static struct segment_sum hidden_sum(const struct colo_linear_call *call)
+{
+    return (struct segment_sum){call->memory.d_h_sum, call->memory.d_h_all, call->linear->hidden};
+}
+
+static struct segment_sum narrow_sum(const struct colo_linear_call *call)
+{
+    return (struct segment_sum){call->memory.d_u_sum, call->memory.d_u_all,
+                                call->linear->config.lora};
+}
+
+/* Where sum_segments() leaves the sum of a chunk. */
+static struct colo_linear_matrix sum_of(const struct colo_linear_call *call, struct segment_sum sum)
+{
+    return sum_at(call, sum.all < 0 ? sum.levels : sum.all, sum.width, 0);
+}
+
+/* With segments: what @gemm, a D_HIDDEN of the unit, sums over columns is a sum over a tree whose
+ * leaves are segments. A rank's are a subtree; the nodes that wait for their sibling are on a
+ * stack. Then the same over ranks. */
 static colo_status_t sum_segments(struct colo_linear_call *call, int64_t unit,
-                                  const struct colo_linear_matrix *z,
-                                  struct colo_linear_matrix *sum)
+                                  struct segment_sum sums, struct colo_linear_gemm gemm)
 {
     const colo_linear_logprob_t *linear = call->linear;
+    const struct colo_linear_matrix w = gemm.w, z = gemm.z;
     const int64_t rows = call->args.hi - call->args.lo;
     const int32_t ranks = colo_comm_size(linear->group);
+    gemm.beta = 0;
     for (int64_t from = 0; from < call->args.columns; from += call->size.segment) {
         const int64_t leaf = (column_of(call, unit) + from) / call->size.segment;
         int64_t depth = __builtin_popcountll((uint64_t)leaf);
-        *sum = sum_at(call, call->memory.d_h_sum, rows, depth);
-        struct colo_linear_gemm gemm = {
-            .product = COLO_LINEAR_D_HIDDEN,
-            .h = *sum,
-            .w = rows_of(call, &call->weight, unit, from),
-            .z = {colo_linear_element(z->data, z->dtype, from), z->stride, z->dtype},
-            .factor = 1,
-            .scale = call->scale,
-        };
+        struct colo_linear_matrix sum = sum_at(call, sums.levels, sums.width, depth);
+        gemm.h = sum;
+        gemm.w = rows_of(call, &w, unit, from);
+        gemm.z.data = colo_linear_element(z.data, z.dtype, from);
         COLO_TRY(multiply(call, &gemm));
         for (int64_t i = leaf; i & 1; i /= 2) {
-            const struct colo_linear_matrix right = *sum;
-            *sum = sum_at(call, call->memory.d_h_sum, rows, --depth);
-            COLO_TRY(add(call, sum, &right));
+            const struct colo_linear_matrix right = sum;
+            sum = sum_at(call, sums.levels, sums.width, --depth);
+            COLO_TRY(add(call, &sum, &right));
         }
     }
     if ((unit + 1) % call->size.blocks != 0 || ranks == 1)
         return COLO_OK;
     COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
     COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
-    COLO_TRY(colo_comm_all_gather_for(linear->group, COLO_CATEGORY_LOSS, sum->data,
-                                      colo_linear_place(call->workspace, call->memory.d_h_all),
-                                      rows * linear->hidden, sum->dtype, call->aux));
+    COLO_TRY(colo_comm_all_gather_for(
+        linear->group, COLO_CATEGORY_LOSS, sum_at(call, sums.levels, sums.width, 0).data,
+        sum_of(call, sums).data, rows * sums.width, gemm.h.dtype, call->aux));
     COLO_TRY(colo_linear_join(call));
     for (int32_t step = 1; step < ranks; step *= 2)
         for (int32_t r = 0; r + step < ranks; r += 2 * step) {
-            const struct colo_linear_matrix right =
-                sum_at(call, call->memory.d_h_all, rows, r + step);
-            *sum = sum_at(call, call->memory.d_h_all, rows, r);
-            COLO_TRY(add(call, sum, &right));
+            const struct colo_linear_matrix left = sum_at(call, sums.all, sums.width, r),
+                                            right = sum_at(call, sums.all, sums.width, r + step);
+            COLO_TRY(add(call, &left, &right));
         }
     return COLO_OK;
 }
@@ -477,10 +496,13 @@ static struct colo_linear_matrix gradient_of(const struct colo_linear_call *call
                                        call->linear->dtype};
 }
 
-/* A LoRA's d_u of a chunk, and as it is summed: as large as d_logits, which scale is not yet in. */
+/* A LoRA's d_u of a chunk, and as it is summed: as large as d_logits, which scale is not yet in.
+ * With segments it is that of all ranks, else of this rank's columns. */
 static struct colo_linear_matrix d_narrow_at(const struct colo_linear_call *call, bool sum)
 {
     const bool half = call->memory.d_u >= 0;
+    if (call->size.segment && (sum || !half))
+        return sum_of(call, narrow_sum(call));
     return (struct colo_linear_matrix){
         colo_linear_place(call->workspace, half && !sum ? call->memory.d_u : call->memory.d_u_sum),
         call->size.u_stride, half && sum ? COLO_F32 : call->linear->dtype};
@@ -503,7 +525,7 @@ static colo_status_t make_d_lora(struct colo_linear_call *call, int64_t unit)
                             d_b = {.product = COLO_LINEAR_D_WEIGHT,
                                    .hidden = lora,
                                    .h = narrow_at(call, chunk),
-                                   .w = rows_of(call, &call->d_lora_b, unit, 0),
+                                   .w = call->d_lora_b,
                                    .z = z,
                                    .beta = chunk > 0,
                                    .factor = 1,
@@ -517,9 +539,14 @@ static colo_status_t make_d_lora(struct colo_linear_call *call, int64_t unit)
                                    .beta = chunk > 0,
                                    .factor = 1,
                                    .scale = call->scale};
-    COLO_TRY(multiply(call, &narrow));
+    if (call->size.segment) {
+        narrow.w = call->lora_b;
+        COLO_TRY(sum_segments(call, unit, narrow_sum(call), narrow));
+    } else {
+        COLO_TRY(multiply(call, &narrow));
+    }
     if (call->size.makes_d_lora)
-        COLO_TRY(multiply(call, &d_b));
+        COLO_TRY(multiply_all(call, d_b, unit));
     if ((unit + 1) % call->size.blocks != 0)
         return COLO_OK;
     if (d_u.dtype != sum.dtype)
@@ -529,11 +556,14 @@ static colo_status_t make_d_lora(struct colo_linear_call *call, int64_t unit)
     return call->size.makes_d_lora ? multiply(call, &d_a) : COLO_OK;
 }
 
-/* On the auxiliary stream, after the last unit: the sum over the vocabulary group. */
+/* On the auxiliary stream, after the last unit: the sum over the vocabulary group. With segments
+ * every rank has it. */
 static colo_status_t sum_d_lora(struct colo_linear_call *call)
 {
     const colo_linear_logprob_t *linear = call->linear;
     void *sum = call->d_lora_a.data;
+    if (call->size.segment)
+        return COLO_OK;
     COLO_TRY(record(call, COLO_EVENT_MAIN, call->main));
     COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
     colo_comm_set_stage(linear->group, colo_linear_place(call->workspace, call->memory.d_a_stage),
@@ -574,7 +604,13 @@ static colo_status_t make_d_hidden(struct colo_linear_call *call, int64_t unit)
                                     .beta = 1,
                                     .factor = 1,
                                     .scale = call->scale};
-    COLO_TRY(call->size.segment ? sum_segments(call, unit, &z, &sum) : multiply(call, &gemm));
+    if (call->size.segment) {
+        gemm.w = call->weight;
+        COLO_TRY(sum_segments(call, unit, hidden_sum(call), gemm));
+        more.h = sum = sum_of(call, hidden_sum(call));
+    } else {
+        COLO_TRY(multiply(call, &gemm));
+    }
     if ((unit + 1) % call->size.blocks != 0)
         return COLO_OK;
     if (call->linear->config.lora > 0)

@@ -397,17 +397,18 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
                 joined, size->u_stride, elem);
     }
     memory->d_u = put(&bytes, &ok, d_u && elem == 2, joined, size->u_stride, elem);
-    memory->d_u_sum =
-        put(&bytes, &ok, d_u, joined, size->u_stride, elem == 8 ? 8 : (int64_t)sizeof(float));
     memory->d_h = put(&bytes, &ok, d_h && !size->d_hidden_last, joined, linear->hidden, elem);
-    const int64_t sum = size->segment && elem == 8 ? 8 : sizeof(float);
+    const int64_t sum = elem == 8 ? 8 : sizeof(float), ranks = colo_comm_size(linear->group);
     int64_t levels = 1;
     for (int64_t i = size->segment ? linear->columns / size->segment : 1; i > 1; i /= 2)
         levels++;
+    memory->d_u_sum = put(&bytes, &ok, d_u, joined, size->u_stride, levels * sum);
+    memory->d_u_all =
+        put(&bytes, &ok, d_u && size->segment && ranks > 1, joined, config->lora, ranks * sum);
     memory->d_h_sum = put(&bytes, &ok, d_h && (size->segment || (size->blocks > 1 && elem == 2)),
                           size->chunk, linear->hidden, levels * sum);
-    memory->d_h_all = put(&bytes, &ok, d_h && size->segment && colo_comm_size(linear->group) > 1,
-                          size->chunk, linear->hidden, colo_comm_size(linear->group) * sum);
+    memory->d_h_all = put(&bytes, &ok, d_h && size->segment && ranks > 1, size->chunk,
+                          linear->hidden, ranks * sum);
     memory->d_hidden = put(&bytes, &ok, d_h && config->d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER,
                            tokens, linear->hidden, elem);
     int64_t summed = 0;
@@ -417,7 +418,7 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
     memory->d_h_stage = put(&bytes, &ok, summed > 0, summed, 1, 1);
     memory->d_h_stage_bytes = summed;
     summed = 0;
-    if (d_lora && colo_mul_ok(config->lora, linear->hidden * 8, &summed))
+    if (d_lora && !size->segment && colo_mul_ok(config->lora, linear->hidden * 8, &summed))
         summed = (int64_t)colo_comm_reduction_stage(
             linear->group, elem == 8 ? summed : summed / 8 * (int64_t)sizeof(float));
     memory->d_a_stage = put(&bytes, &ok, summed > 0, summed, 1, 1);

@@ -83,7 +83,8 @@ struct colo_linear_memory {
     int64_t d_h_stage, d_h_stage_bytes; /* staging of the sum of d_hidden over ranks */
     int64_t d_h_all;                    /* chunks of all ranks, of the sum dtype */
     int64_t stage;                      /* d_weight of the first part */
-    int64_t u[2], d_u, d_u_sum; /* of a LoRA: as h; of joined chunks, and of the sum dtype */
+    int64_t u[2], d_u;                  /* of a LoRA: as h; of joined chunks */
+    int64_t d_u_sum, d_u_all;           /* as d_h_sum and d_h_all */
     int64_t d_a_stage, d_a_stage_bytes; /* staging of the sum of d_lora_a over ranks */
     int64_t bias, reduce, gemm;
     int64_t bytes;
