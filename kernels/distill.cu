@@ -379,14 +379,14 @@ __global__ void merge_kernel(const __grid_constant__ colo_distill_args p)
 /* What a row has of both normalisers. log(p/q) of a column is (x - m) - (v - mv) - log_ratio, in
  * which no product was rounded. */
 template <typename R> struct pair_numbers {
-    R m, log_sum, mv, log_sum_v, log_ratio;
+    R m, log_sum, mv, log_sum_v, log_ratio, beta, rest; /* rest: 1 - beta */
 };
 
 template <typename R> __device__ pair_numbers<R> pair_of(const colo_distill_args &p, int64_t t)
 {
     const double *saved = p.saved + t, m = saved[0], mv = saved[2 * p.base.tokens];
     return {(R)m, (R)saved[p.base.tokens], (R)mv, (R)saved[3 * p.base.tokens],
-            (R)((mv - m) - saved[5 * p.base.tokens])};
+            (R)((mv - m) - saved[5 * p.base.tokens]), (R)p.beta, (R)(1 - p.beta)};
 }
 
 template <typename R> __device__ R below(R z, R factor, R cap, R top)
@@ -405,10 +405,10 @@ __device__ void take_pair(const colo_distill_args &p, const pair_numbers<R> &k, 
         return;
     const R base = exp_of(t > 0 ? lp : lq), down = expm1_of(-fabs(t));
     if (p.divergence == COLO_DIVERGENCE_JSD) {
-        const R beta = (R)p.beta, share = t > 0 ? beta : 1 - beta, m = 1 + share * down,
-                large = relative_entropy(-share * down / m),
-                small = relative_entropy((1 - share) * down / m);
-        s[0] += base * m * ((1 - share) * large + share * small);
+        const R share = t > 0 ? k.beta : k.rest, rest = t > 0 ? k.rest : k.beta,
+                near = share * down, m = near > (R)-0.5 ? 1 + near : rest + share * exp_of(-fabs(t)),
+                large = relative_entropy(-near / m), small = relative_entropy(rest * down / m);
+        s[0] += base * m * (rest * large + share * small);
         s[1] += base * m * (t > 0 ? large : small);
         return;
     }
@@ -477,8 +477,10 @@ __device__ R other_slope(const colo_distill_args &p, const row_numbers<R> &k, R 
                 k.pair.log_ratio;
     R u = t;
     if (p.divergence == COLO_DIVERGENCE_JSD) {
-        const R share = t > 0 ? (R)p.beta : 1 - (R)p.beta, down = expm1_of(-fabs(t));
-        u = (t > 0 ? (R)0 : t) - log1p_of(share * down);
+        const R share = t > 0 ? k.pair.beta : k.pair.rest, rest = t > 0 ? k.pair.rest : k.pair.beta,
+                near = share * expm1_of(-fabs(t));
+        u = (t > 0 ? (R)0 : t) -
+            (near > (R)-0.5 ? log1p_of(near) : log_of(rest + share * exp_of(-fabs(t))));
     } else if (p.divergence != COLO_DIVERGENCE_REVERSE_KL) {
         u = (R)((t > 0) - (t < 0));
     }
@@ -500,7 +502,7 @@ __device__ void gradient(const colo_distill_args &p, const row_numbers<R> &k, R 
                                                  k.log_sum_v);
             const R prob = exp_of(v - k.m - k.log_sum);
             dz = k.g * (k.q_all * prob - q);
-            if (p.divergence != COLO_DIVERGENCE_FORWARD_KL && prob > 0)
+            if (p.divergence != COLO_DIVERGENCE_FORWARD_KL && k.up != 0 && prob > 0)
                 dz += k.up * other_slope<R>(p, k, prob, x[e], w[e]);
             dz *= factor;
             if (cap > 0)

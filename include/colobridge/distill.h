@@ -166,8 +166,8 @@ typedef struct colo_distill_batch_t {
  * Special values. The row's ce, kl and gradient are NaN on all ranks if a row of either has NaN or
  * +inf, if one of them is nothing but -inf, or if a probability is negative, NaN or infinite. A
  * logit x_j = -inf gives ce = kl = +inf and a finite gradient if q_j > 0, and adds nothing if q_j
- * = 0. Reverse KL: if y_j = -inf and p_j > 0, D = +inf, and the gradient is NaN where p_j > 0. JSD
- * and TV are finite. Acceptance, alpha = 0: D = +inf, and the gradient is NaN where p_j > 0. But for
+ * = 0. Reverse KL: if y_j = -inf and p_j > 0, D = +inf, and its gradient is NaN where p_j > 0. JSD
+ * and TV are finite. Acceptance, alpha = 0: D = +inf, and its gradient is NaN where p_j > 0. But for
  * forward KL the gradient is 0 where p_j = 0.
  *
  * Memory:      all on the host, or all of it CUDA

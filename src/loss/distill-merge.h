@@ -30,7 +30,7 @@ COLO_EITHER void colo_distill_add_near(struct colo_distill_near *a,
 {
     const double w = rank->sum > 0 ? exp(down) : 0,
                  other = rank->sum_of_other > 0 ? exp(down_other) : 0, s = down - down_other;
-    if (rank->sum > 0 && rank->sum_of_other > 0 && s < 0.5 && s > -0.5) {
+    if (w > 0 && rank->sum_of_other > 0 && s < 0.5 && s > -0.5) { /* g may be infinite */
         const double up = expm1(-s);
         a->e += w * (rank->e + up * (rank->sum + rank->e));
         a->g += w * (rank->g + colo_stat_expm1_plus(s) * rank->sum + up * rank->e);
@@ -172,6 +172,26 @@ COLO_EITHER void colo_distill_finish_token(const struct colo_distill_args *args,
     args->saved[7 * tokens + t] = factor;
 }
 
+/* Of a column of JSD, @t being log(p/q): m = beta q + (1 - beta) p as the shares of the smaller and
+ * of the larger one. Neither is made from the other, which has lost it where it rounds to 1. */
+struct colo_distill_shares {
+    double small, large;
+};
+COLO_EITHER struct colo_distill_shares colo_distill_shares(const struct colo_distill_args *args,
+                                                           double t)
+{
+    const double p = 1 - args->beta, q = args->beta;
+    const struct colo_distill_shares shares = {t > 0 ? q : p, t > 0 ? p : q};
+    return shares;
+}
+
+/* log of m / the larger one, whose digits near 0 are those of t */
+COLO_EITHER double colo_distill_log_mean(struct colo_distill_shares share, double t)
+{
+    const double down = t > 0 ? -t : t, off = share.small * expm1(down);
+    return off > -0.5 ? log1p(off) : log(share.large + share.small * exp(down));
+}
+
 /* A column of the second read: adds to the sums. @t: log(p/q), NaN where both are 0. */
 COLO_EITHER void colo_distill_pair(const struct colo_distill_args *args, double lp, double lq,
                                    double t, double *s)
@@ -180,11 +200,12 @@ COLO_EITHER void colo_distill_pair(const struct colo_distill_args *args, double 
     if (t != t)
         return;
     if (args->divergence == COLO_DIVERGENCE_JSD) {
-        /* w: of the smaller one, whose mass is (1 + down) base */
-        const double w = t > 0 ? args->beta : 1 - args->beta, m = 1 + w * down,
-                     large = colo_stat_relative_entropy(-w * down / m),
-                     small = colo_stat_relative_entropy((1 - w) * down / m);
-        s[0] += base * m * ((1 - w) * large + w * small);
+        const struct colo_distill_shares share = colo_distill_shares(args, t);
+        const double off = share.small * down,
+                     m = off > -0.5 ? 1 + off : share.large + share.small * exp(t > 0 ? -t : t),
+                     large = colo_stat_relative_entropy(-off / m),
+                     small = colo_stat_relative_entropy(share.large * down / m);
+        s[0] += base * m * (share.large * large + share.small * small);
         s[1] += base * m * (t > 0 ? large : small);
         return;
     }
@@ -202,8 +223,7 @@ COLO_EITHER double colo_distill_slope(const struct colo_distill_args *args, doub
     double u = t;
     if (args->divergence == COLO_DIVERGENCE_JSD) {
         /* log(p/m) = -log(beta e^-t + 1 - beta) */
-        const double down = expm1(t > 0 ? -t : t), w = t > 0 ? args->beta : 1 - args->beta;
-        u = t > 0 ? -log1p(w * down) : t - log1p(w * down);
+        u = (t > 0 ? 0 : t) - colo_distill_log_mean(colo_distill_shares(args, t), t);
     } else if (args->divergence != COLO_DIVERGENCE_REVERSE_KL) {
         u = (t > 0) - (t < 0);
     }

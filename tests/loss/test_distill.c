@@ -166,7 +166,6 @@ static void never_below_0(loss_case_t *shape)
             fail_msg("%s: ce is %.9g, kl %.9g", a->shape.label, a->out[0][0][t], a->out[0][1][t]);
 }
 
-/* Soft labels of one column are hard labels: ce = kl = -logp of it. */
 /* Rounding errors of a divergence of 0, and of a cross entropy of 0, are on both sides. */
 T_CASE(divergence_and_cross_entropy_are_never_below_0)
 {
@@ -192,6 +191,7 @@ T_CASE(divergence_and_cross_entropy_are_never_below_0)
     t_run_rest();
 }
 
+/* Soft labels of one column are hard labels: ce = kl = -logp of it. */
 T_CASE(a_one_hot_target_is_the_log_probability)
 {
     uint64_t rng = t_seed() + 2;
@@ -404,6 +404,90 @@ T_CASE(a_column_that_only_one_side_has_is_as_documented)
                     all_of(forward || finite ? IS_FINITE : IS_NAN, c.dz + APART * V + 8, V - 8));
                 assert_true(all_of(IS_NAN, c.dz + NAN_ROW * V, V));
                 assert_true(all_of(IS_ZERO, c.dz + LEFT_OUT * V, V));
+            }
+}
+
+/* From column 2 on both sides have e^-800 of the largest, which is 0; there student or teacher have
+ * nothing in some columns. What is left is alike. */
+T_CASE(shards_without_mass_add_nothing)
+{
+    uint64_t rng = t_seed() + 25;
+    enum { V = 16 };
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++)
+            for (colo_divergence_t kind = COLO_DIVERGENCE_FORWARD_KL;
+                 kind <= COLO_DIVERGENCE_ACCEPTANCE; kind++) {
+                distill_case_init(&c, worlds[w], 2, V, false, loss_dtypes[d], loss_dtypes[d], 2,
+                                  &rng);
+                distill_case_diverge(&c, kind, 0.25);
+                for (int i = 0; i < 2 * V; i++)
+                    c.z[i] = c.w[i] = i % V < 2 ? 0 : -800;
+                for (int j = 3; j < V; j += 2)
+                    c.z[j] = c.w[V + j] = -INFINITY;
+                c.no_ce = true;
+                assert_ok(run());
+                for (int r = 0; r < worlds[w]; r++)
+                    for (int t = 0; t < 2; t++)
+                        if (c.out[r][1][t] != 0)
+                            fail_msg("W %d, %s, divergence %d, token %d: %.9g, expected 0",
+                                     worlds[w], colo_dtype_name(loss_dtypes[d]), (int)kind, t,
+                                     c.out[r][1][t]);
+                assert_true(all_of(IS_ZERO, c.dz, 2 * V));
+            }
+}
+
+/* The divergence is infinite and has no gradient; without an upstream gradient of it that costs the
+ * cross entropy, which is finite, nothing. */
+T_CASE(an_infinite_divergence_leaves_the_gradient_of_cross_entropy)
+{
+    uint64_t rng = t_seed() + 26;
+    enum { V = 16 };
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++)
+            for (int none = 0; none < 2; none++) {
+                distill_case_init(&c, worlds[w], 1, V, false, loss_dtypes[d], loss_dtypes[d], 2,
+                                  &rng);
+                distill_case_diverge(&c, COLO_DIVERGENCE_REVERSE_KL, 0.5);
+                c.w[5] = -INFINITY;
+                c.no_kl = none;
+                c.up[0][0] = 1;
+                c.up[1][0] = 0;
+                assert_ok(run());
+                assert_true(isfinite(c.out[0][0][0]) && c.out[0][1][0] == INFINITY);
+                assert_true(all_of(IS_FINITE, c.dz, V));
+                assert_true(c.dz[5] > 0);
+            }
+}
+
+/* One side has columns 0 and 1 alone, the other all four. With b the small one of beta and 1 -
+ * beta, to first order in b: where the side that m is almost all of lacks two columns, m is b / 4
+ * there, D = b (log(1/b) + log(1/2) + 1) / 2; else D = b log 2. */
+T_CASE(a_beta_next_to_0_or_1_keeps_its_digits)
+{
+    uint64_t rng = t_seed() + 27;
+    enum { V = 4 };
+    for (int w = 0; w < 3; w++)
+        for (int d = 0; d < 4; d++)
+            for (int i = 0; i < 4; i++) {
+                const bool near_1 = i % 2, student = i / 2; /* who has two columns */
+                const double b = near_1 ? 0x1p-53 : 0x1p-60, beta = near_1 ? 1 - b : b;
+                distill_case_init(&c, worlds[w], 1, V, false, loss_dtypes[d], loss_dtypes[d], 2,
+                                  &rng);
+                distill_case_diverge(&c, COLO_DIVERGENCE_JSD, beta);
+                for (int j = 0; j < V; j++) {
+                    c.z[j] = student && j >= 2 ? -INFINITY : 0;
+                    c.w[j] = !student && j >= 2 ? -INFINITY : 0;
+                }
+                c.no_ce = true;
+                c.up[1][0] = 1;
+                assert_ok(run());
+                const double want =
+                    student != near_1 ? b * (log(1 / b) + log(0.5) + 1) / 2 : b * log(2);
+                if (!(fabs(c.out[0][1][0] - want) <= 1e-5 * want))
+                    fail_msg("W %d, %s, beta %g, %s has two columns: %.9g, expected %.9g",
+                             worlds[w], colo_dtype_name(loss_dtypes[d]), beta,
+                             student ? "student" : "teacher", c.out[0][1][0], want);
+                assert_true(all_of(IS_FINITE, c.dz, V));
             }
 }
 

@@ -171,7 +171,7 @@ colo_status_t colo_host_distill_grad(const struct colo_distill_args *args, colo_
                              q = args->probs ? target_of(args, token, j)
                                              : exp(v_of(args, token, j) - mv - log_sum_v);
                 dz = (forward ? g + up : g) * (q_all * p - q);
-                if (!forward && p > 0)
+                if (!forward && up != 0 && p > 0) /* else there is no slope to ask for */
                     dz += up *
                           colo_distill_slope(args, p, x - v_of(args, token, j) + k, center, factor);
                 dz *= slope(args, x);
