@@ -71,7 +71,7 @@ cudaError_t colo_k_box_nonzero(const colo_box_t *box, size_t elem_size, bool is_
 cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
                               int64_t count, double *num, int64_t *den, cudaStream_t stream);
 
-/* ---- losses: logprob-stats.cu, logprob-grad.cu, topk.cu, topk-loss.cu, sampling.cu, distill.cu,
+/* ---- losses: logprob-stats.cu, logprob-grad.cu, topk.cu, topk-loss.cu, sampling.cu, distill-*.cu,
  * sequence.cu, mean.cu and rows.cu. The structs say what each one does. ---- */
 
 #define COLO_K_LAUNCHER(name, type) \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * distill-merge.h (private) - what a token's statistics of all shards become: ce, kl, and what
- * backward reads. The merge kernels of host/distill.c and kernels/distill.cu are loops over this.
+ * backward reads. The merge kernels of host/distill.c and kernels/distill-stats.cu are loops over this.
  */
 #ifndef COLO_LOSS_DISTILL_MERGE_H
 #define COLO_LOSS_DISTILL_MERGE_H
