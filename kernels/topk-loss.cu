@@ -81,7 +81,7 @@ constexpr int THREADS = 256;
  * occur twice? */
 __device__ bool sort_picks(const colo_topk_args &p, int64_t t, int64_t *given, int64_t *sorted)
 {
-    static_assert(COLO_TOPK_MAX <= THREADS, "a thread an id");
+    static_assert(COLO_TOPK_MAX == THREADS, "a thread an id, and an id a thread");
     const int i = threadIdx.x;
     int64_t own = INT64_MAX;
     if (i < p.k) {
