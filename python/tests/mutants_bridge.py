@@ -525,11 +525,19 @@ BRIDGES = {
     'the last packed call had a gradient': (
         'torch/ragged.py', 'if grads and not x.requires_grad or ragged', 'if ragged', 'test_torch_packed.py', 'what_the_last_call_had'),
     'a halo of tensor ranks is that of context ranks': (
-        'torch/halo.py', '_begins(dst, cp, tp, me, x.device)', '_begins(dst, cp, tp, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
+        'torch/halo.py', '_pieces(dst, cp, tp, me, x.device)', '_pieces(dst, cp, tp, c, x.device)', 'test_torch_halo.py', 'tensor_ranks'),
     'a halo takes rows by the cut of the result': (
         'torch/halo.py', 'rows = _rows(of, cp, tp, me)', 'rows = _rows(dst, cp, tp, me)', 'test_torch_halo.py', 'by_hand'),
     'a halo is not padded': (
         'torch/halo.py', 'src, split, (cp, tp) if pad else None)', 'src, split, None)', 'test_torch_halo.py', 'padded_each'),
+    'the table of pieces is of the mode of the first call': (
+        'torch/halo.py', 'with torch.inference_mode(False):', 'with torch.no_grad():', 'test_torch_halo.py', 'any_mode'),
+    'a table of pieces that its reader wrote to is that of later calls': (
+        'torch/halo.py', 'if made._version:', 'if False:', 'test_torch_halo.py', 'any_mode'),
+    'places of rows are of the mode of the first call': (
+        'torch/ragged.py', 'with torch.inference_mode(False):', 'with torch.no_grad():', 'test_torch_placed.py', 'inference_mode'),
+    'rows go where the reader of an index wrote': (
+        'torch/ragged.py', 'or self._written._version:', 'or False:', 'test_torch_placed.py', 'inference_mode'),
     'packings with and without halos are the same': (
         'packing.py', "b'%s %d ' % (self.split.encode(), self.halo)", 'self.split.encode()', 'test_torch_halo.py', 'moves_and_halos'),
     'a pickled packing loses its halo': (

@@ -93,6 +93,21 @@ def test_sums_of_16_bits_are_rounded_once():
     assert cb.run_threads(4, one_rank)[0] == 260.0  # 256 + 1 + 1 + 1 = 259, of which bf16 makes 260
 
 
+def test_the_table_of_pieces_is_one_tensor_that_any_mode_may_use():
+    """Kernels keep what they make of it by its identity, and for backward."""
+    def one_rank(world):
+        x, lengths = torch.arange(4.0)[:, None], [0, 3, 8]
+        with torch.inference_mode():
+            _, first = ct.halo(x, lengths, 1, group=world)
+        y, cu = ct.halo(x.clone().requires_grad_(), lengths, 1, group=world)
+        y.index_select(0, cu[:-1]).sum().backward()
+        assert cu is first and not cu.is_inference()
+        cu += 1  # the caller's own from here on
+        return first.tolist(), ct.halo(x, lengths, 1, group=world)[1].tolist()
+    for first, again in cb.run_threads(2, one_rank):
+        assert again == [n - 1 for n in first]
+
+
 # ---- packings with halos ----
 
 def moves(rank, cp, tp, group, seeds):

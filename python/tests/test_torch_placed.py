@@ -115,3 +115,24 @@ def dropped(rank):
 
 def test_a_dropped_bridge_is_gone_behind_its_last_backward(pair):
     pair.run(dropped)
+
+
+def evaluated(rank):
+    """A first call in inference mode leaves what later ones with the same tables need of autograd; so does an index that its
+    reader writes to."""
+    carry, x, want = sharded(), column(MINE[rank]), [22, 99][rank]
+    with torch.inference_mode():
+        assert carry(x, worked(), into=torch.zeros(10, 1), add=True).sum() == want
+        index = carry.index(worked())
+    for again in range(2):
+        leaf, text = x.clone().requires_grad_(), torch.ones(10, 1, requires_grad=True)
+        y = carry(leaf, worked(), into=text * 1, add=True)
+        assert y.sum() == want + 10
+        text.index_add(0, carry.index(worked()), carry(leaf, worked())).sum().backward(retain_graph=True)
+        y.sum().backward()
+        assert leaf.grad.flatten().tolist() == [2.] * len(x)
+        index += 1
+
+
+def test_a_first_call_in_inference_mode_leaves_later_ones_their_gradient(pair):
+    pair.run(evaluated)

@@ -27,7 +27,17 @@ def _rows(cut: Packing, cp: int, tp: int, rank: int) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _begins(cut: Packing, cp: int, tp: int, rank: int, device: Any) -> Any:
-    return torch.tensor(cut.cu_pieces(rank, _layout(cp, tp, False)), dtype=torch.int32, device=device)
+    with torch.inference_mode(False):  # a later call's backward may need it
+        return torch.tensor(cut.cu_pieces(rank, _layout(cp, tp, False)), dtype=torch.int32, device=device)
+
+
+def _pieces(*key: Any) -> Any:
+    """The same tensor in each call, until its reader writes to it."""
+    made = _begins(*key)
+    if made._version:
+        _begins.cache_clear()
+        made = _begins(*key)
+    return made
 
 
 def halo(x: torch.Tensor, cu_seqlens: Any, before: int, *, split: str = 'contiguous', group: Any,
@@ -90,4 +100,4 @@ def _halo(x: Any, cu_seqlens: Any, before: int, split: str, at: _At, src: str, p
     group = at.group if ranks is None else groups.comm_of_ranks(groups.counted_of(ranks), x.device)
     carry = kept(_bridge, group, cp, tp, False, False)
     y = carry.forward(x.reshape(rows, math.prod(x.shape[1:])), of, dst)
-    return y.view(y.shape[0], *x.shape[1:]), _begins(dst, cp, tp, me, x.device)
+    return y.view(y.shape[0], *x.shape[1:]), _pieces(dst, cp, tp, me, x.device)

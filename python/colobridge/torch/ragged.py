@@ -38,11 +38,12 @@ class _Batch:
 
     def written(self, device: Any) -> Any:
         """Indices of rows of y, on @device."""
-        if self._written is None:
-            runs = torch.tensor(self.batch.runs(), dtype=torch.int64, device='cpu').reshape(-1, 2)
-            first, count = runs[:, 0], runs[:, 1]
-            skipped = torch.repeat_interleave(first - (count.cumsum(0) - count), count)
-            self._written = (torch.arange(len(skipped), device='cpu') + skipped).to(device)
+        if self._written is None or self._written._version:  # index() gave it to somebody who wrote to it
+            with torch.inference_mode(False):  # a later call's backward may need it
+                runs = torch.tensor(self.batch.runs(), dtype=torch.int64, device='cpu').reshape(-1, 2)
+                first, count = runs[:, 0], runs[:, 1]
+                skipped = torch.repeat_interleave(first - (count.cumsum(0) - count), count)
+                self._written = (torch.arange(len(skipped), device='cpu') + skipped).to(device)
         return self._written
 
 
