@@ -58,7 +58,7 @@ MUTANTS = {
     'a rank that knows no layout tells no rank': (
         'torch/engine.py', 'self._ranks = groups.group_ranks(self.group)', 'return', 'test_refusals.py', 'spec'),
     'temperatures of a graph get no gradient in silence': (
-        'torch/compiled.py', "'class_weight', 'temperature', 'input'", "'class_weight', 'input'", 'test_torch_compiled.py',
+        'torch/compiled.py', "'group_weight', 'temperature', 'input'", "'group_weight', 'input'", 'test_torch_compiled.py',
         'flags and temperatures'),
     'temperatures of tokens with a gradient are taken': (
         'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():\n        raise ArgumentError("%s: temperature', 'if False:\n        raise ArgumentError("%s: temperature', 'test_torch_temperature.py', 'refused'),
@@ -140,12 +140,12 @@ MUTANTS = {
     'class weights of a graph are constants': (
         'torch/compiled.py', ", 'weight.bias', 'class_weight'", ", 'weight.bias'", 'test_torch_compiled.py', 'class_weights'),
     'a graph of another autocast is taken': (
-        'torch/compiled.py', 'autocasts(device), functions', '(), functions', 'test_torch_compiled.py', 'autocast_of_its_call'),
+        'torch/compiled.py', 'autocasts(device),\n', '(),\n', 'test_torch_compiled.py', 'autocast_of_its_call'),
     'the sum of a graph has a gradient': (
-        'torch/linear.py', 'lambda options: (1, 2) if', 'lambda options: (2,) if', 'test_torch_compiled.py',
+        'torch/linear.py', "range(1 if options.get('mode', 'loss') == 'loss' else last,", 'range(last,', 'test_torch_compiled.py',
         'flags and linear_nll and loss'),
     'the tokens of a graph have a gradient': (
-        'torch/nll.py', 'fixed=lambda options: (2,)', 'fixed=lambda options: ()', 'test_torch_compiled.py', 'flags and sum'),
+        'torch/nll.py', "fixed=lambda options: (2 + ('groups' in options),)", 'fixed=lambda options: ()', 'test_torch_compiled.py', 'flags and sum'),
     'a mask of a graph has a gradient': (
         'torch/compiled.py', 'else value.detach())', 'else value)', 'test_torch_compiled.py', 'flags and entropy'),
     'numbers of a graph are constants': (
@@ -859,10 +859,20 @@ MUTANTS = {
         'torch/grouped.py', 'if not captures and outside.any():', 'if False:', 'test_torch_grouped.py', 'wrong_groups'),
     'a token that does not count needs a group': (
         'torch/grouped.py', '        outside &= target != ignored\n', '', 'test_torch_grouped.py', 'alone and logits'),
-    'a graph loses groups': (
-        'torch/compiled.py', " given.get('groups') is not None or", '', 'test_torch_grouped.py', 'compiled'),
+    'a graph has weights of groups as integers': (
+        'torch/compiled.py', "if key == 'group_weight' and isinstance(value, (list, tuple)):", 'if False:', 'test_torch_grouped.py', 'compiled'),
+    'a graph takes groups without their number': (
+        'torch/compiled.py', 'not _groups_fit(given)', 'False', 'test_torch_grouped.py', 'compiled'),
+    'a graph has gradients of the losses of groups in mode loss': (
+        'torch/linear.py', "last = 2 + ('groups' in options)", 'last = 2', 'test_torch_grouped.py', 'compiled and loss'),
     'weights of tokens do not count in groups': (
         'torch/nll.py', 'grouping.counts(counted(weights,', 'grouping.counts(counted(None,', 'test_torch_grouped.py', 'alone and logits'),
+    'a group is divided by its tokens, whatever their classes weigh': (
+        'torch/grouped.py', 'self.of_token.double() if of_class is None else', 'self.of_token.double() if True else',
+        'test_torch_grouped.py', 'classes_weigh and logits'),
+    'a rank counts the classes of its own columns alone': (
+        'torch/nll.py', "comm.all_reduce(checked(made, 'class weights of targets'), stream=stream_of(made.device))", 'pass',
+        'test_torch_grouped.py', 'all_ranks and logprob'),
     'the library hears of no LoRA': (
         'torch/linear_plan.py', 'lora=0 if self.lora is None else self.lora[0].shape[0]', 'lora=0', 'test_torch_lora.py', 'modes'),
     'a head trains its LoRA alone, and no loss knows': (

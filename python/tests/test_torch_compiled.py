@@ -56,9 +56,12 @@ def cases(tp, dp):
         'nll': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduce_group=dp).loss * 3,
         'nll as its loss': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduce_group=dp, softcap=2., temperature=.7) * 3,
         'nll of weights': lambda z, t, m: ct.nll(z * 1.5, t, mask=m, tp_group=tp, reduce_group=dp).num * 3,
+        'nll of groups': lambda z, t, m: ct.nll(z * 1.5, t, mask=m, tp_group=tp, reduce_group=dp, groups=t % 3, group_weight=[1, .5, -2.]) * 3,
         'nll per token': lambda z, t: ct.nll(z * 1.5, t, tp_group=tp, reduction='none').pow(2).sum(),
         'linear_logprob': lambda h, w, t: ct.linear_logprob(h * 2, w * 1, target=t, tp_group=tp).pow(2).sum(),
-        'linear_nll': lambda h, w, t: ct.linear_nll(h * 2, w * 1, target=t, tp_group=tp, reduce_group=dp).loss * 2}
+        'linear_nll': lambda h, w, t: ct.linear_nll(h * 2, w * 1, target=t, tp_group=tp, reduce_group=dp).loss * 2,
+        'linear_nll of groups': lambda h, w, t: ct.linear_nll(
+            h * 2, w * 1, target=t, tp_group=tp, reduce_group=dp, groups=t % 3, group_weight=torch.tensor([1, .5, -2.])).total * 2}
 
 
 def alike(fn, given, backend=BACKEND):
@@ -391,7 +394,8 @@ def test_whole_numbers_that_change_are_symbols_of_a_graph():
 def test_torchs_opcheck_passes():
     given = drawn(2)
     given['t'] = given['t'] % V
-    names = {'vocab_parallel_logits': 'z', 'hidden': 'h', 'weight': 'w', 'target': 't', 'mask': 'm'}
+    given.update(g=given['t'] % 3, k=torch.tensor([1, .5, -2.]))
+    names = {'vocab_parallel_logits': 'z', 'hidden': 'h', 'weight': 'w', 'target': 't', 'mask': 'm', 'groups': 'g', 'group_weight': 'k'}
     before = len(compiled._asked)
     for fn in cases(None, None).values():
         alike(fn, [given[arg] for arg in fn.__code__.co_varnames[:fn.__code__.co_argcount]])
@@ -400,10 +404,10 @@ def test_torchs_opcheck_passes():
         for wanted, layout in ((True, torch.contiguous_format), (False, torch.contiguous_format), (True, 'transposed')):
             tensors = [given[names[key]].clone() for key in asked.tensors]
             if layout == 'transposed':
-                tensors = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in tensors]
-            tensors = [t.requires_grad_(wanted and t.is_floating_point()) for t in tensors]
+                tensors = [t if t.dim() < 2 else t.transpose(0, 1).contiguous().transpose(0, 1) for t in tensors]
+            tensors = [t.requires_grad_(wanted and t.is_floating_point() and t.dim() > 1) for t in tensors]
             result = torch.library.opcheck(torch.ops.colobridge.run.default, (
-                tensors, number, [t.requires_grad for t in tensors], [], []))
+                tensors, number, [t.requires_grad for t in tensors], [], [1., .5, 2.][:sum(abs(n) for _, n in asked.reals)]))
             assert set(result.values()) == {'SUCCESS'}, (asked, result)
 
 

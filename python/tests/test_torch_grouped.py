@@ -28,18 +28,18 @@ def batch(dtype=torch.float64, seed=0, shape=(3, 7)):
     return h, case(seed=9)[1].to(dtype), t, g, torch.rand(shape, generator=rng, dtype=torch.float64)
 
 
-def plainly(sides, mean, weighs=False, up=None):
+def plainly(sides, mean, weighs=False, up=None, classes=None, smoothing=0.0):
     """total, or with @up the sum of up times each loss; loss, num, den of each group; gradients of hidden of each side, and of
-    weight"""
+    weight; classes: weights of them"""
     w = leaf(sides[0][1].double())
     hs = [leaf(side[0].double()) for side in sides]
     num, den = [0.0] * G, [0.0] * G
     for h, (_, _, t, g, of) in zip(hs, sides):
-        each = F.cross_entropy((h @ w.t()).flatten(0, -2), t.flatten(), reduction='none').view(t.shape)
+        each = F.cross_entropy((h @ w.t()).flatten(0, -2), t.flatten(), classes, reduction='none', label_smoothing=smoothing).view(t.shape)
         for i in range(G):
             mine = ((g == i) & (t != -100)) * (of if weighs else torch.ones_like(of))
             num[i] = num[i] + (mine * each).sum()
-            den[i] = den[i] + mine.sum()
+            den[i] = den[i] + (mine if classes is None else mine * classes[t.clamp(min=0)]).sum()
     loss = [n / d if mean and d else n for n, d in zip(num, den)]
     total = sum(float(k) * x for k, x in zip(WEIGHTS if up is None else up, loss))
     total.backward()
@@ -79,18 +79,46 @@ def test_each_loss_takes_any_upstream(mode):
     near(y.grad, want[5], torch.float64, 'weight')
 
 
-def divided(world, mode):
+CLASSES = torch.rand(V, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+CLASSES[::5] = 0
+
+
+@pytest.mark.parametrize('mode', ['loss', 'logprob', 'keep', 'logits'])
+def test_classes_weigh_in_the_loss_and_in_what_it_is_divided_by(mode):
+    for reduction, weighs, smoothing, dtype in itertools.product(('mean', 'sum'), (False, True), (0.0, 0.2), (torch.float64, torch.float32)):
+        h, w, t, g, of = side = batch(dtype)
+        want = plainly([side], reduction == 'mean', weighs, classes=CLASSES, smoothing=smoothing)
+        x, y = leaf(h), leaf(w)
+        options = dict(groups=g, group_weight=WEIGHTS, reduction=reduction, mask=of if weighs else None, class_weight=CLASSES,
+                       label_smoothing=smoothing)
+        made = ct.nll(x @ y.t(), t, **options) if mode == 'logits' else ct.linear_nll(x, y, t, mode=mode, chunk_size=5, **options)
+        made.backward()
+        for name, got, value in zip(('total', 'loss', 'num', 'den'), made, want):
+            near(got.detach(), value, dtype, name)
+        near(x.grad, want[4][0], dtype, 'hidden')
+        near(y.grad, want[5], dtype, 'weight')
+    only = torch.zeros(V).double()
+    only[int(t[t != -100][0])] = 1.0  # the tokens of other classes count nowhere
+    want = plainly([batch()], True, classes=only)
+    made = ct.linear_nll(leaf(batch()[0]), batch()[1], t, groups=g, group_weight=WEIGHTS, class_weight=only, **(
+        {} if mode == 'logits' else {'mode': mode}))
+    near(made.loss.detach(), torch.where(want[3] > 0, want[1], torch.zeros(G).double()), torch.float64, 'loss')
+
+
+def divided(world, mode, part=False):
     """Two ranks share the vocabulary, two have other tokens"""
     tp, dp = world.split_color(world.rank // 2, world.rank), world.split_color(world.rank % 2, world.rank)
     sides = [batch(seed=i, shape=(3, 7 + i)) for i in range(2)]
-    want = plainly(sides, True)
+    want = plainly(sides, True, classes=CLASSES if part else None)
     d, r = world.rank // 2, world.rank % 2
     lo, hi = (0, 9) if r == 0 else (9, V)
     h, w, t, g, _ = sides[d]
     x, y = leaf(h), leaf(w[lo:hi])
     dp.stats_reset()
+    tp.stats_reset()
     made = ct.linear_nll(x, ct.Head(y, tp_group=tp, vocab=(lo, V)), t, groups=g, group_weight=WEIGHTS, reduce_group=dp, mode=mode,
-                         chunk_size=4)
+                         chunk_size=4, class_weight=(CLASSES[lo:hi] if part == 'shard' else CLASSES) if part else None)
+    assert tp.stats().get('user', {}).get('all_reduce', {'ops': 0})['ops'] == bool(part)  # the weights of targets
     reductions = dp.stats()
     made.total.backward()
     for name, got, value in zip(('total', 'loss', 'num', 'den'), made, want):
@@ -104,7 +132,8 @@ def divided(world, mode):
 
 @pytest.mark.parametrize('mode', ['loss', 'logprob'])
 def test_tokens_of_all_ranks_are_counted(mode):
-    cb.run_threads(4, lambda world: divided(world, mode))
+    for part in (False, 'shard', 'whole'):
+        cb.run_threads(4, lambda world: divided(world, mode, part))
 
 
 def gathered_once(world):
@@ -168,7 +197,7 @@ def test_an_upstream_that_is_known():
     ({'group_weight': [1.0] * 65}, '.*expected .G. numbers, 1 to 64'), ({'group_weight': 3.0}, 'group_weight is 3.0, expected'),
     ({'group_weight': ['x']}, '.*expected .G. numbers'), ({'group_weight': torch.ones(2, 2)}, r'group_weight is \[2, 2\]'),
     ({'group_weight': torch.ones(5, requires_grad=True)}, 'group_weight requires grad, expected constants'),
-    ({'reduction': 'none'}, "groups with reduction 'none'"), ({'class_weight': torch.ones(V).double()}, 'groups with class weights')])
+    ({'reduction': 'none'}, "groups with reduction 'none'")])
 def test_wrong_groups_are_named(change, words):
     h, w, t, g, _ = batch()
     options = {'groups': g, 'group_weight': WEIGHTS, **change}
@@ -179,15 +208,31 @@ def test_wrong_groups_are_named(change, words):
 
 
 @pytest.mark.skipif(not hasattr(torch, 'compile'), reason='this PyTorch %s has no torch.compile' % torch.__version__)
-def test_compiled_code_goes_around_it():
+@pytest.mark.parametrize('mode', ['loss', 'logprob', 'logits'])
+def test_compiled_code_has_them(mode):
+    """Without a break of the graph, where calls of ours are in graphs"""
     h, w, t, g, _ = batch(torch.float32)
-    grads = []
-    step = lambda x: ct.linear_nll(torch.tanh(x), w, t, groups=g, group_weight=WEIGHTS).total * 2  # noqa: E731
-    for run in (step, torch.compile(step, backend='aot_eager')):
-        x = leaf(h)
-        run(x).backward()
-        grads.append(x.grad)
-    near(grads[1], grads[0].double(), torch.float32, 'hidden')
+    torch.compiler.reset()  # step() is compiled anew for each
+    learned = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 14)
+    for weights in ([1, 0.25, -2.0, 0, 3.0], tuple(WEIGHTS), torch.tensor(WEIGHTS)):
+        def step(x, y, groups):
+            x = torch.tanh(x)
+            options = dict(groups=groups, group_weight=weights, class_weight=CLASSES.float())
+            made = ct.nll(x @ y.t(), t, **options) if mode == 'logits' else ct.linear_nll(x, y, t, mode=mode, **options)
+            total = made.total * 2 + (made.loss * torch.arange(1.0, G + 1)).sum() + made.num.sum() if mode != 'loss' else made.total * 2
+            return total, made.loss.detach(), made.num.detach(), made.den
+        results = []
+        for run in (step, torch.compile(step, backend='aot_eager', fullgraph=learned)):
+            x, y = leaf(h), leaf(w)
+            total, *rest = run(x, y, g.clamp(max=G - 1))
+            total.backward()
+            results.append([total.detach(), *rest, x.grad, y.grad])
+        assert not results[1][3].requires_grad
+        for one, other in zip(*results):
+            near(other, one.double(), torch.float32, 'compiled')
+            assert one.dtype == other.dtype
+    with pytest.raises(Exception, match='groups is given and group_weight is not'):
+        torch.compile(lambda x: ct.linear_nll(x, w, t, groups=g).loss, backend='aot_eager')(h)
 
 
 def predicted(world, split):

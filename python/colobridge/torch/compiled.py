@@ -19,7 +19,7 @@ from .support import Support
 # By name: the function, shapes and dtypes of its outputs, how it is run, and which of its outputs never have a gradient.
 functions: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any, Any, Any], Any], Callable[..., Any]]] = {}
 # Arguments that get gradients, or are refused if they want one.
-_LEARN = ('vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight', 'temperature', 'input', 'linear_weight',
+_LEARN = ('vocab_parallel_logits', 'hidden', 'weight', 'x', 'weight.weight', 'weight.bias', 'class_weight', 'group_weight', 'temperature', 'input', 'linear_weight',
           'linear_bias', 'linear_weight.weight', 'linear_weight.bias', 'weight.lora_a', 'weight.lora_b', 'linear_weight.lora_a',
           'linear_weight.lora_b')
 _LORA = 'lora_a', 'lora_b', 'lora_scale'  # of a Head's lora
@@ -27,12 +27,12 @@ _LORA = 'lora_a', 'lora_b', 'lora_scale'  # of a Head's lora
 
 class _Asked(NamedTuple):
     """A function by its name, the names of the arguments that are tensors, of integers with how many each has (-1: it is
-    one, no tuple) and of other numbers, which a graph may have as symbols, the other arguments, the autocast that it is
+    one, no tuple) and of other numbers, likewise, which a graph may have as symbols, the other arguments, the autocast that it is
     called under, and its outputs that have no gradient."""
     name: str
     tensors: tuple[str, ...]
     integers: tuple[tuple[str, int], ...]
-    reals: tuple[str, ...]
+    reals: tuple[tuple[str, int], ...]
     options: tuple[tuple[str, Any], ...]
     casts: Any
     fixed: tuple[int, ...]
@@ -44,14 +44,15 @@ _held: dict[int, tuple[list[Any], list[Any]]] = {}  # by address of the token: i
 _BELOW = ('AutogradFunctionality', 'AutogradCPU', 'AutogradCUDA', 'AutogradOther', 'ADInplaceOrView')
 
 
-def _number(name: str, tensors: tuple[str, ...], integers: tuple[tuple[str, int], ...], reals: tuple[str, ...],
+def _number(name: str, tensors: tuple[str, ...], integers: tuple[tuple[str, int], ...], reals: tuple[tuple[str, int], ...],
             options: tuple[tuple[str, Any], ...], device: Any) -> int:
     """The number of a call. torch.compile() asks for it when it makes a graph, which is of one state of autocast."""
     if torch.compiler.is_exporting():
         raise FailedError("torch.export() of %s(): its groups are of this process and go into no file; export the model "
                           "without its loss" % name, STATUS['ERR_STATE'])
     options = tuple((key, getattr(value, 'real_obj', value)) for key, value in options)  # of a group
-    asked = _Asked(name, tensors, integers, reals, options, autocasts(device), functions[name][3](dict(options)))
+    asked = _Asked(name, tensors, integers, reals, options, autocasts(device),
+                   functions[name][3]({**dict.fromkeys(tensors), **dict(options)}))
     if asked not in _numbers:
         _asked.append(asked)
         _numbers[asked] = len(_asked) - 1
@@ -63,9 +64,10 @@ _number._dynamo_marked_constant = True  # type: ignore[attr-defined] # assume_co
 
 def _given(asked: _Asked, tensors: list[Any], integers: list[Any], reals: list[Any]) -> dict[str, Any]:
     """The arguments by name"""
-    rest = iter(integers)
-    numbers = {key: next(rest) if n < 0 else tuple(next(rest) for _ in range(n)) for key, n in asked.integers}
-    given = dict(asked.options, **numbers, **dict(zip(asked.reals, reals)), **dict(zip(asked.tensors, tensors)))
+    numbers = {}
+    for kinds, rest in ((asked.integers, iter(integers)), (asked.reals, iter(reals))):
+        numbers.update({key: next(rest) if n < 0 else tuple(next(rest) for _ in range(n)) for key, n in kinds})
+    given = dict(asked.options, **numbers, **dict(zip(asked.tensors, tensors)))
     heads: dict[str, dict[str, Any]] = {}
     for key in [key for key in given if '.' in key]:
         name, member = key.split('.')
@@ -178,10 +180,19 @@ def _flat(given: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _groups_fit(given: dict[str, Any]) -> bool:
+    """Are the groups of a call none, or such that their number is known?"""
+    of, weight = given.get('groups'), given.get('group_weight')
+    if isinstance(weight, torch.Tensor):
+        return isinstance(of, torch.Tensor) and weight.dim() == 1
+    return of is weight is None or isinstance(of, torch.Tensor) and isinstance(weight, (list, tuple)) and \
+        all(isinstance(n, (int, float)) for n in weight)
+
+
 def fits(given: dict[str, Any]) -> bool:
     """Is a call one that the operator makes: it writes no argument, its groups are torch's, its tensors plain."""
     given = _flat(given)
-    if given.get('inplace_backward') or given.get('groups') is not None or given.get('weight.main_grad') or given.get('linear_weight.main_grad'):
+    if given.get('inplace_backward') or not _groups_fit(given) or given.get('weight.main_grad') or given.get('linear_weight.main_grad'):
         return False
     for value in given.values():
         if isinstance(value, (int, float)):  # perhaps a symbol
@@ -199,6 +210,9 @@ def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], str):  # names
             options.append((key, tuple(value)))
             continue
+        if key == 'group_weight' and isinstance(value, (list, tuple)):
+            called.append((key, len(value))), reals.extend(float(n) for n in value)
+            continue
         if isinstance(value, list):  # a table, whose numbers may be others in the next call
             value = torch.tensor(value, dtype=torch.int64, device='cpu')
         if isinstance(value, torch.Tensor):
@@ -207,7 +221,7 @@ def traced(name: str, given: dict[str, Any], kind: Any) -> Any:
         elif isinstance(value, int) and not isinstance(value, bool):
             kinds.append((key, -1)), integers.append(value)
         elif isinstance(value, float):
-            called.append(key), reals.append(value)
+            called.append((key, -1)), reals.append(value)
         elif isinstance(value, tuple):  # a shape, or a vocab, which may end with None
             value = [n for n in value if n is not None]
             kinds.append((key, len(value))), integers.extend(value)

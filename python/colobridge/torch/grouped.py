@@ -46,13 +46,12 @@ def _(ctx: Any, d: Any) -> Any:
 class Grouping:
     """The groups of a call's tokens, checked. Afterwards, counts() says what their losses are divided by."""
 
-    def __init__(self, what: str, groups: Any, group_weight: Any, target: Any, ignored: int, reduction: str, class_weight: Any):
+    def __init__(self, what: str, groups: Any, group_weight: Any, target: Any, ignored: int, reduction: str):
         if groups is None or group_weight is None:
             raise ArgumentError("%s: %s is given and %s is not, expected both: the group of each token, and the weight of each "
                                 "group's loss" % (what, *(('group_weight', 'groups') if groups is None else ('groups', 'group_weight'))))
-        if reduction == 'none' or class_weight is not None:
-            raise ArgumentError("%s: groups with %s, expected reduction 'mean' or 'sum' and no class weights: a group's loss is one "
-                                "number, divided by its tokens" % (what, "reduction 'none'" if class_weight is None else 'class weights'))
+        if reduction == 'none':
+            raise ArgumentError("%s: groups with reduction 'none', expected 'mean' or 'sum': a group's loss is one number" % what)
         if not isinstance(groups, torch.Tensor) or not of_integers(groups) or not isinstance(target, torch.Tensor) or \
                 groups.shape != target.shape or groups.device != target.device:
             raise ArgumentError("%s: groups are %s, expected integers %s, as the target is" % (
@@ -82,12 +81,14 @@ class Grouping:
         self.index = groups.clamp(0, self.count - 1).reshape(-1)
         self.outside = outside if captures else None  # of a graph: they are NaN
 
-    def counts(self, of_token: Any, mean: bool, comm: Comm) -> None:
-        """of_token: what each token counts, in the dtype of losses. One reduction."""
+    def counts(self, of_token: Any, of_class: Any, mean: bool, comm: Comm) -> None:
+        """of_token: what each token's loss counts, in the dtype of losses; of_class: the weight of its target's class, which the
+        loss has already, or None: 1. One reduction."""
         self.of_token, self.comm = of_token, comm
         if self.outside is not None:
             self.of_token = self.of_token.masked_fill(self.outside, float('nan'))
-        self.den = OverRanks.apply(_by_group(self.of_token.reshape(-1).double(), self.index, self.count), comm)
+        den = self.of_token.double() if of_class is None else self.of_token.double() * of_class
+        self.den = OverRanks.apply(_by_group(den.reshape(-1), self.index, self.count), comm)
         self.factor = torch.where(self.den == 0, 1.0, self.den.reciprocal()) if mean else torch.ones_like(self.den)
 
     def alpha(self) -> Any:

@@ -27,7 +27,7 @@ from .grouped import Grouping
 from .head import ORDINARY, Head, Named, columns_of, factors_of, partitioned, read
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, names_of, per_token, returned, targets_for, without_gradient
-from .nll import GroupedLoss, Loss, across, counted, loss_of, masked, reduced
+from .nll import GroupedLoss, Loss, across, counted, loss_of, made_of, masked, reduced, weights_of_targets
 from .ready import number, scalars, table
 from .support import ClassWeight, Support, accompanied, meta, of_tokens
 from .tensors import checked
@@ -389,6 +389,11 @@ def linear_logprob(hidden: torch.Tensor, weight: torch.Tensor | Head, target: to
         support=support)), outputs, names)
 
 
+def _without_gradient(options: dict[str, Any]) -> tuple[int, ...]:
+    last = 2 + ('groups' in options)
+    return tuple(range(1 if options.get('mode', 'loss') == 'loss' else last, last + 1))
+
+
 @overload
 def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, groups: torch.Tensor, group_weight: Numbers,
                reduction: Literal['mean', 'sum'] = 'mean', mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss',
@@ -406,7 +411,7 @@ def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.
                **options: Unpack[LinearNllOptions]) -> Loss | torch.Tensor: ...
 
 
-@operator(loss_of, Loss, fixed=lambda options: (1, 2) if options.get('mode', 'loss') == 'loss' else (2,))
+@operator(loss_of, made_of, fixed=_without_gradient)
 def linear_nll(hidden: torch.Tensor, weight: torch.Tensor | Head, target: torch.Tensor, *, reduction: Reduction = 'mean',
                mask: torch.Tensor | None = None, reduce_group: Group | None = None, tp_group: Group | None = None, temperature: float | torch.Tensor = 1.0, label_smoothing: float = 0.0, z_loss: float = 0.0,
                ignore_index: int = -100, mode: Literal['loss', 'auto', 'logprob', 'keep'] = 'loss', chunk_size: int | None = None, support: Support | None = None,
@@ -476,18 +481,19 @@ def of_hidden(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target
     target, weights = masked(what, mask, target, numbers[5])
     trains = torch.is_grad_enabled() and any(
         getattr(t, 'requires_grad', False) for t in (hidden, *head[1:3], *factors_of(head[0])))
-    grouping = None if grouped is None else Grouping(what, *grouped, target, numbers[5], reduction, class_weight)
+    grouping = None if grouped is None else Grouping(what, *grouped, target, numbers[5], reduction)
+    class_weight = ClassWeight.of(what, class_weight)
     names = ('loss',) if reduction == 'none' or grouping is not None else ('loss', 'n_valid' if class_weight is None else 'weight')
     group = across(reduce_group, getattr(hidden, 'device', None), what)
     *tensors, o = prepare(
         what, hidden, head, target, names, 'logprob' if mode == 'loss' else mode,
         ('loss' if known is None else 'known') if mode == 'loss' and trains else None,
-        numbers, support=support, class_weight=ClassWeight.of(what, class_weight))
+        numbers, support=support, class_weight=class_weight)
     groups.require_apart(what, o[1], 'reduce_group', group)
     if weights is not None or grouping is not None:
         weights = counted(weights, target, o[0].config, o[0].real)
     if grouping is not None:
-        grouping.counts(weights, reduction == 'mean', group)
+        grouping.counts(weights, weights_of_targets(o[0], o[1], target, class_weight), reduction == 'mean', group)
         weights = grouping.alpha()
     if known is not None:
         known = known.to(o[0].real)

@@ -22,7 +22,7 @@ from .head import Named, columns_of
 from .logprob import LogprobPlan, VocabParallel, _Call, first_of, planned, real_of
 from .ready import SLACK, aligned, entry, like, pointed, scalars
 from .support import ClassWeight, Support
-from .tensors import of_integers, refuse_complex, said, stream_of
+from .tensors import checked, of_integers, refuse_complex, said, stream_of
 from .types import Group, NllOptions, Numbers, Reduction, Vocab
 
 
@@ -353,7 +353,15 @@ def loss_of(given: dict[str, Any]) -> list[tuple[Any, Any]]:
     real = real_of(first_of(given).dtype)
     if given.get('reduction') == 'none':
         return [(given['target'].shape, real)]
+    if given.get('groups') is not None:
+        each = len(given['group_weight']),
+        return [((), real), (each, real), (each, torch.float64), (each, torch.float64)]
     return [((), real), ((), torch.float64), ((), torch.float64)]
+
+
+def made_of(*outputs: Any) -> Loss | GroupedLoss:
+    """What nll() and linear_nll() return of them."""
+    return Loss(*outputs) if len(outputs) == 3 else GroupedLoss(*outputs)
 
 
 NLL = Named('nll')
@@ -373,7 +381,7 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
         **options: Unpack[NllOptions]) -> Loss | torch.Tensor: ...
 
 
-@operator(loss_of, Loss, fixed=lambda options: (2,))
+@operator(loss_of, made_of, fixed=lambda options: (2 + ('groups' in options),))
 def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction: Reduction = 'mean', mask: torch.Tensor | None = None,
         tp_group: Group | None = None, reduce_group: Group | None = None, vocab: Vocab | None = None,
         temperature: float | torch.Tensor = 1.0, softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
@@ -409,7 +417,8 @@ def nll(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, *, reduction:
             ranks give one then. A class of weight 0 adds nothing, also where its logit is -inf.
         groups: [...], integers in [0, G): which loss a token belongs to, say the depth of multi-token prediction, or where the
             data is from. The tokens of each are counted before the losses are made, in one reduction of G numbers; an
-            integer outside is a ValueError (one wait for the GPU; in a graph that is captured NaN).
+            integer outside is a ValueError (one wait for the GPU; in a graph that is captured NaN). With class_weight they count
+            by the weights of their classes, which tp_group adds up before, one number per token.
         group_weight: [G] constants, G <= 64, on all ranks the same: the weight of each group's loss in the total.
 
     Returns:
@@ -444,7 +453,7 @@ def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, 
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("%s: reduction is %r, expected 'mean', 'sum' or 'none'" % (what, reduction))
     target, weights = masked(what, mask, target, numbers[5])
-    grouping = None if grouped is None else Grouping(what, *grouped, target, numbers[5], reduction, class_weight)
+    grouping = None if grouped is None else Grouping(what, *grouped, target, numbers[5], reduction)
     class_weight, columns = ClassWeight.of(what, class_weight), columns_of(what, vocab)
     if reduction == 'none':
         loss = VocabParallel.apply(*planned(what, logits, target, ('loss',), tp_group, columns,
@@ -453,9 +462,10 @@ def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, 
     comm = across(reduce_group, getattr(logits, 'device', None), what)
     mean, side = reduction == 'mean', []
     if grouping is not None:
-        o = planned(what, logits, target, ('loss',), tp_group, columns, inplace_backward, numbers, support=support)
+        o = planned(what, logits, target, ('loss',), tp_group, columns, inplace_backward, numbers, support=support, class_weight=class_weight)
         groups.require_apart(what, o[2][1], 'reduce_group', comm)
-        grouping.counts(counted(weights, target, o[2][0].config, o[2][0].real), mean, comm)
+        plan = o[2][0]
+        grouping.counts(counted(weights, target, plan.config, plan.real), weights_of_targets(plan, o[2][1], target, class_weight), mean, comm)
         return GroupedLoss(*grouping.losses(VocabParallel.apply(*o)[0]))
     at_once = weights is None and class_weight is None
     kind, more = (NllPlan, (mean, comm, side)) if at_once else (LogprobPlan, None)
@@ -493,6 +503,22 @@ def weights_of(what: str, mask: Any) -> Any:
                                 "negative; pass a mask of bools to count tokens"
                                 % (what, float(weights[tuple(index)]), index))
     return weights
+
+
+def weights_of_targets(plan: Any, comm: Comm, target: Any, class_weight: ClassWeight | None) -> Any:
+    """The class weight of each target, 0 of one that is no class, or None without class weights. Over @comm one reduction,
+    in which each has one addend."""
+    if class_weight is None:
+        return None
+    here = plan.targets.classes.of(class_weight.given)
+    at = target.to(torch.int64) - plan.config.logits.vocab_start
+    own = (at >= 0) & (at < len(here))
+    made = torch.where(own, torch.nn.functional.pad(here, (0, 1))[torch.where(own, at, len(here))], 0.0)
+    if comm.size > 1:
+        made = made.contiguous()
+        with groups.telling(comm):
+            comm.all_reduce(checked(made, 'class weights of targets'), stream=stream_of(made.device))
+    return made
 
 
 def counted(weights: Any, target: Any, config: s.LogprobConfig, real: Any) -> Any:
