@@ -79,7 +79,7 @@ MUTANTS = {
         'compat/skyrl.py', 'with_context(rows, cu, count, comm, False)', 'with_context(rows, cu, count, comm, True)', 'test_compat_groups.py',
         'packed_sequences_of'),
     'log-softmax of shards has the gradient of its own columns': (
-        'compat/collectives.py', 'return summed(g, ctx.comm), None', 'return g, None', 'test_compat_groups.py', 'columns_of'),
+        'compat/collectives.py', 'sums = sums if comm is None else summed(sums, comm)', 'pass', 'test_compat_groups.py', 'columns_of'),
     'a sum over a group sums gradients, too': (
         'compat/collectives.py', '@Sum.adjoint\ndef _(ctx: Any, g: Any) -> Any:\n    return g, None', '@Sum.adjoint\ndef _(ctx: Any, g: Any) -> Any:\n    return 2 * g, None',
         'test_compat_groups.py', 'sums_over'),
@@ -833,6 +833,11 @@ MUTANTS = {
     'gradients of a LoRA are not those of FSDP2': (
         'torch/placed.py', 'part, _ = averaged(what, part, None, t, of.grad_reduction, size, copies, False)', 'pass',
         'test_torch_lora.py', 'fsdp2'),
+    'log-probabilities of large logits are differences of large numbers': (
+        'compat/collectives.py', 'y = (y - most) / temperature', 'y = y / temperature - most / temperature',
+        'test_compat_groups.py', 'large_logits'),
+    'log-probabilities are relative to the largest logit of a rank': (
+        'compat/collectives.py', "comm.all_reduce(most, op='max', stream=stream_of(most.device))", 'pass', 'test_compat_groups.py', 'large_logits'),
     'factors of ZeRO-3 are those of this rank': (
         'torch/placed.py', 'return Gathered.apply(part, comm, count).view(shape)', 'return part.repeat(comm.size)[:count].view(shape)',
         'test_torch_lora.py', 'zero3'),

@@ -140,6 +140,32 @@ def test_columns_of_the_vocabulary(size, dtype):
         compat.vocab_parallel_gather_columns(z, torch.tensor([12]))
 
 
+@pytest.mark.parametrize('size', (1, 2, 3))
+def test_log_softmax_of_large_logits_has_their_digits(size):
+    """f32 logits near 5,000 are multiples of 2^-11, and differences of them exact: what is left are roundings of log p, below 30"""
+    z = drawn(1)[0] + 5000
+    for dtype, bound in ((torch.float32, 1e-5), (torch.float64, 1e-5)):
+        given = z.to(dtype)
+        given[0, 0, 5] = -float('inf')
+        given[0, 1] = float('nan')
+        given[0, 2] = -float('inf')
+
+        def of(world):
+            whole, mine = given.double().clone().requires_grad_(), columns(given, world).clone().requires_grad_()
+            want = torch.log_softmax(whole / 0.9, -1)
+            got = compat.vocab_parallel_log_softmax(mine, 0.9, tp_group=world)
+            near = dict(rtol=0, atol=bound, equal_nan=True)
+            torch.testing.assert_close(got.double(), columns(want.detach(), world), **near)
+            want[1].sin().sum().backward()
+            got[1].sin().sum().backward()
+            assert mine.grad.dtype == dtype
+            torch.testing.assert_close(mine.grad[1].double(), columns(whole.grad, world)[1], **near)
+        cb.run_threads(size, of)
+    for bad, temperature in ((z.long(), 1.0), (z, 0.0), (z[..., :0], 1.0)):
+        with pytest.raises(ValueError, match='vocab_parallel_log_softmax: logits are .* and temperature %s, expected' % temperature):
+            compat.vocab_parallel_log_softmax(bad, temperature)
+
+
 @pytest.mark.parametrize('size', (1, 2))
 def test_next_tokens_of_shards_and_of_whole_logits(size):
     z, t = drawn(1, torch.float32)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..torch.functions import Function
+from ..torch.functions import Function, saved_tensors
 from ..torch.ranks import comm_of, size_and_rank, telling
 from ..torch.tensors import stream_of
 
@@ -36,15 +36,30 @@ def _(ctx: Any, g: Any) -> Any:
 
 
 @Function
-def Copied(ctx: Any, x: Any, comm: Any) -> Any:
-    """x, which is the same on all ranks, for what each rank makes of it: gradients are summed."""
-    ctx.comm = comm
-    return x.detach().clone()
+def LogSoftmax(ctx: Any, x: Any, temperature: float, comm: Any) -> Any:
+    """(columns [.., n] of each rank, a number, communicator or None) -> log_softmax(x / temperature) over the columns of all ranks,
+    f32. Each rank makes something of its own of its columns: gradients are summed."""
+    y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    most = y.amax(-1, keepdim=True)
+    if comm is not None:
+        with telling(comm):
+            comm.all_reduce(most, op='max', stream=stream_of(most.device))
+    # Differences of large logits are exact, and the logarithm of the sum is small: neither is added to a large number.
+    y = (y - most) / temperature
+    sums = y.exp().sum(-1, keepdim=True)
+    y = (y - (sums if comm is None else summed(sums, comm)).log()).to(torch.float32)
+    ctx.of = temperature, comm, x.dtype
+    ctx.save_for_backward(y)
+    return y
 
 
-@Copied.adjoint
+@LogSoftmax.backward
 def _(ctx: Any, g: Any) -> Any:
-    return summed(g, ctx.comm), None
+    temperature, comm, dtype = ctx.of
+    y, = saved_tensors(ctx, 'vocab_parallel_log_softmax')
+    sums = g.sum(-1, keepdim=True)
+    sums = sums if comm is None else summed(sums, comm)
+    return ((g - y.exp() * sums) / temperature).to(dtype), None, None
 
 
 @Function

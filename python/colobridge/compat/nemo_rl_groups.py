@@ -14,9 +14,9 @@ from ..torch.losses import topk_logprob
 from ..torch.ranks import size_and_rank, telling
 from ..torch.relayout import relayout
 from ..torch.sampling import vocabulary
-from ..torch.tensors import of_integers, stream_of
+from ..torch.tensors import of_integers, said, stream_of
 from ..torch.types import Group
-from .collectives import Columns, Copied, Sum, comm_or_none, summed
+from .collectives import Columns, LogSoftmax, Sum, comm_or_none, summed
 from .packed import with_context
 from .shared import NONE_IGNORED, f32, local
 
@@ -160,7 +160,7 @@ def group_all_reduce_sum_with_grad(x: torch.Tensor, group: Group | None) -> torc
 # ---- columns of the vocabulary ----
 
 def vocab_parallel_log_softmax(logits: torch.Tensor, temperature: float, *, tp_group: Group | None = None) -> torch.Tensor:
-    """Log-probabilities of all ids, this rank's columns of them.
+    """Log-probabilities of all ids, this rank's columns of them, with the digits that the logits have.
 
     Args:
         logits: [..., Vl], this rank's columns, as many on each rank, in rank order; f64, f32, bf16 or f16. Of a DTensor its local
@@ -183,11 +183,10 @@ def vocab_parallel_log_softmax(logits: torch.Tensor, temperature: float, *, tp_g
 @eager
 def _log_softmax(logits: Any, temperature: float, tp_group: Any) -> Any:
     what = 'vocab_parallel_log_softmax'
-    lse, = outputs(what, logits, torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device), ('lse',), tp_group=tp_group,
-                   ignore_index=NONE_IGNORED, temperature=float(temperature))
-    comm = comm_or_none(tp_group, logits.device, what + ': tp_group')
-    lse = lse if comm is None else Copied.apply(lse, comm)
-    return f32(logits) / float(temperature) - f32(lse).unsqueeze(-1)
+    if not logits.is_floating_point() or logits.dim() < 1 or logits.shape[-1] < 1 or not 0 < float(temperature) < float('inf'):
+        raise ArgumentError("%s: logits are %s and temperature %s, expected [..., Vl] of a floating-point dtype and a finite number above 0" % (
+            what, said(logits, '%(shape)s of %(dtype)s'), temperature))
+    return LogSoftmax.apply(logits, float(temperature), comm_or_none(tp_group, logits.device, what + ': tp_group'))
 
 
 def vocab_parallel_full_log_softmax(logits: torch.Tensor, temperature: float, *, tp_group: Group | None = None) -> torch.Tensor:
