@@ -172,6 +172,20 @@ def test_collectives():
 
 
 @pytest.mark.parametrize('mode', MODES)
+def test_tokens_of_mask_0_are_not_read(mode):
+    m = Models(torch.float32)
+    made = []
+    for junk in (1.0, math.nan):
+        for hidden in (m.h, m.th):
+            hidden[~m.mask] = junk
+        made.append(found(m, 0, 1, None, 'forward_kl', 'mean', m.mask, mode, 3))
+    assert torch.equal(made[0][0], made[1][0])
+    for name, want, got in zip(LEAVES, made[0][1], made[1][1]):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, msg=name)
+    assert (made[1][1][0][~m.mask] == 0).all()
+
+
+@pytest.mark.parametrize('mode', MODES)
 def test_frozen_parts_get_no_gradient(mode):
     m = Models()
     for trained in itertools.product((False, True), repeat=3):

@@ -390,6 +390,10 @@ def test_top_k_special_values():
     d.sum().backward()
     torch.testing.assert_close(d, -z[:1].log_softmax(-1)[:, 0])
     assert x.grad.isfinite().all()
+    for kind, tail, given in itertools.product(('forward_kl', 'reverse_kl'), (True, False), ([0, 1], [0, 6])):
+        x = z[:1].clone()
+        x[0, 2] = math.nan if given[1] == 1 else 0  # a row of NaN; an id that is none, of which the teacher says q = 0
+        assert ct.topk_distill(x, torch.tensor([given]), logp, kind=kind, tail=tail, reduction='none').isnan().all(), (kind, tail)
     for bad in (dict(kind='jsd'), dict(reduction='average'), dict(ids=ids[:, :1])):
         with pytest.raises(ValueError, match='topk_distill: '):
             ct.topk_distill(**{**dict(vocab_parallel_logits=z[:1], ids=ids[:1], logp=logp), **bad})

@@ -172,6 +172,8 @@ def _pass(work: _Work, hidden: Any, params: Params, teacher_hidden: Any, teacher
     other: Any = tuple(cast(t, product) for t in teacher)
     for i, rows in enumerate(_rows_of(hidden, work.step)):
         h = cast(hidden[rows], product)
+        if grads is not None and mask is not None:
+            h = h.masked_fill((mask[rows] == 0)[:, None], 0)  # what is not read may be NaN, and 0 times that is NaN
         z, y, plan, part = _planned(work, _logits(h, own, work.sides[0], work.columns),
                                     _logits(cast(teacher_hidden[rows], product), other, work.sides[1], work.columns),
                                     None if mask is None else mask[rows])

@@ -392,6 +392,7 @@ def _Divergence(ctx: Any, lp: Any, lq: Any, reverse: bool) -> Any:
     ratio = (weight - (lq if reverse else lp)).masked_fill(weight == -torch.inf, 0.0)
     p = weight.exp()
     d = torch.where(p == 0, torch.zeros_like(p), p * ratio).sum(-1)
+    d = d.masked_fill(lp.isnan().any(-1), torch.nan)  # also where q is 0
     if ctx.needs_input_grad[0]:
         by = torch.where(p == 0, torch.zeros_like(p), p * (ratio + 1)) if reverse else -p
         ctx.save_for_backward(by.masked_fill((d == torch.inf)[..., None], torch.nan) if reverse else by)
