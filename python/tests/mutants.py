@@ -842,6 +842,9 @@ MUTANTS = {
         'test_compat_groups.py', 'large_logits'),
     'log-probabilities are relative to the largest logit of a rank': (
         'compat/collectives.py', "comm.all_reduce(most, op='max', stream=stream_of(most.device))", 'pass', 'test_compat_groups.py', 'large_logits'),
+    'a split communicator has the ranks of its world to a relayout': (
+        'torch/relayout.py', 'group=_counted(group) if isinstance(group, Comm) else group)', 'group=group)', 'test_torch_packed.py',
+        'split_communicator'),
     'factors of ZeRO-3 are those of this rank': (
         'torch/placed.py', 'return Gathered.apply(part, comm, count).view(shape)', 'return part.repeat(comm.size)[:count].view(shape)',
         'test_torch_lora.py', 'zero3'),

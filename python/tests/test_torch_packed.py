@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge import compat  # noqa: E402
 from world import meet, refused  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,6 +255,29 @@ def pairs_of_ranks(rank):
 
 def test_a_group_counts_its_ranks_from_zero(world):
     world.run(pairs_of_ranks)
+
+
+def of_a_split(world):
+    """Comms of two ranks of four, which do not follow each other, and in another order than the world has them"""
+    for which, group in enumerate((world.split('tp=2,cp=2', 'cp'), world.split_color(world.rank % 2, -world.rank))):
+        ranks = [group.world_rank(r) for r in range(2)]
+        assert ranks == [world.rank % 2, world.rank % 2 + 2][::-1 if which else 1]
+        relayouts(group.rank, 2, group, range(SEED + 220 + which, SEED + 230 + which))
+        x = torch.tensor(([0., 1, 4, 5], [2., 3, 6, 7])[group.rank])[:, None]  # two sequences of 4 positions, in blocks
+        rows, cu = ct.halo(x, [0, 4, 8], 1, split='block', group=group)
+        assert rows.flatten().tolist() == ([0, 0, 1, 0, 4, 5], [1, 2, 3, 5, 6, 7])[group.rank] and cu.tolist() == [0, 3, 6]
+        whole = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(world.rank % 2))
+        chunks = whole.chunk(4, 1)
+        mine = torch.cat([chunks[group.rank], chunks[3 - group.rank]], 1)
+        assert torch.equal(compat.cp_load_balanced_to_contiguous(mine, cp_group=group), whole.chunk(2, 1)[group.rank])
+    if world.rank == 3:
+        ct.relayout(x, [0, 7], 'block', 'zigzag', group=group)
+    ct.relayout(x, [0, 8], 'block', 'zigzag', group=group)
+
+
+def test_a_split_communicator_counts_its_ranks_from_zero():
+    with pytest.raises(ValueError, match='sequence 0 has 7 positions, expected'):
+        cb.run_threads(4, of_a_split)
 
 
 def dense(rank):

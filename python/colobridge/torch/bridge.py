@@ -347,7 +347,7 @@ class PackedBridge(_Module):
     without parameters. Copies are as those of Bridge.
 
     Args:
-        src: as in Bridge; the grids count the ranks of group from 0.
+        src: as in Bridge; the grids count the ranks of a torch group from 0, and name those of a Comm by its world_rank().
         dst: as in Bridge.
         group: as in Bridge.
         frozen: no gradient flows back.

@@ -81,8 +81,22 @@ def _layout(cp: int, tp: int, heads: bool) -> Layout:
     return layout.split('rows', 'tp') if tp > 1 else layout
 
 
+def _counted(group: Comm) -> Comm:
+    """The same ranks in the same order, which are 0, 1, .. to it, as _layout() has them: those of a split have other numbers.
+    Collective the first time."""
+    made = group.__dict__.get('_counted')
+    if made is None:
+        made = group
+        if [*map(group.world_rank, range(group.size))] != [*range(group.size)]:
+            made = group.split_color(0, group.rank)
+            assert made is not None
+            made.set_world_ranks(range(group.size))
+        group.__dict__['_counted'] = made
+    return made
+
+
 def _bridge(group: Any, cp: int, tp: int, src: bool, dst: bool) -> PackedBridge:
-    return PackedBridge(_layout(cp, tp, src), _layout(cp, tp, dst), group=group)
+    return PackedBridge(_layout(cp, tp, src), _layout(cp, tp, dst), group=_counted(group) if isinstance(group, Comm) else group)
 
 
 def _ranks(group: Any, tp_group: Any, what: str = 'relayout') -> tuple[int, ...]:
@@ -127,7 +141,8 @@ def relayout(x: torch.Tensor, cu_seqlens: Integers | None, src: Cut, dst: Cut, *
             axes before dim count samples of one length. The eight last tables are kept.
         src: the cut of x.
         dst: the cut of the result.
-        group: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm. All its ranks call.
+        group: a torch process group, a DeviceMesh of one dim, or a colobridge.Comm, also a split one. Parts are in the order of its
+            ranks. All of them call.
         tp_group: the ranks of sequence parallelism, which cut what a rank of group has into equal parts, on both sides; one
             exchange over both groups. Then both are torch's.
         pad: cu_seqlens are the lengths without padding. Each cut pads them to the least that it takes: "zigzag" to a multiple of
