@@ -44,14 +44,14 @@ def vocab_parallel_cross_entropy(vocab_parallel_logits: torch.Tensor, target: to
         TimeoutError: a rank did not come.
     """
     return cross_entropy_of(vocab_parallel_logits, target, tp_of(tp_group, 'vocab_parallel_cross_entropy'),
-                          label_smoothing, local_smoothing)
+                            label_smoothing, local_smoothing)
 
 
 @eager
 def cross_entropy_of(logits: Any, target: Any, group: Any, smoothing: float, local_smoothing: bool) -> Any:
     return f32(outputs('vocab_parallel_cross_entropy', logits, target, ('loss',), tp_group=group,
-                        label_smoothing=float(smoothing), megatron_smoothing=True, local_smoothing=bool(local_smoothing),
-                        lenient_targets=True, ignore_index=NONE_IGNORED)[0])
+                       label_smoothing=float(smoothing), megatron_smoothing=True, local_smoothing=bool(local_smoothing),
+                       lenient_targets=True, ignore_index=NONE_IGNORED)[0])
 
 
 @eager

@@ -44,7 +44,7 @@ class DistributedLogprob:
             TimeoutError: a rank did not come.
         """
         return logp_of(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, group, None,
-                     inference_only, 'DistributedLogprob')
+                       inference_only, 'DistributedLogprob')
 
 
 class ChunkedDistributedLogprob:
@@ -74,7 +74,7 @@ class ChunkedDistributedLogprob:
             TimeoutError: a rank did not come.
         """
         return logp_of(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, tp_group,
-                     chunk_size, inference_only, 'ChunkedDistributedLogprob')
+                       chunk_size, inference_only, 'ChunkedDistributedLogprob')
 
 
 class ChunkedDistributedGatherLogprob:
@@ -109,7 +109,7 @@ class ChunkedDistributedGatherLogprob:
         ids = global_indices.masked_fill((global_indices < 0) | (global_indices >= vocab), -1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             return f32(torch.cat([logprob_at(vocab_parallel_logits, some, tp_group=tp_group, vocab=(start, vocab),
-                                              ignore_index=-1) for some in ids.split(256, -1)], -1))
+                                             ignore_index=-1) for some in ids.split(256, -1)], -1))
 
 
 class ChunkedDistributedEntropy:
@@ -165,7 +165,7 @@ class DistributedLogprobWithSampling:
             TimeoutError: a rank did not come.
         """
         return sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, None, inference_only,
-                               'DistributedLogprobWithSampling')
+                              'DistributedLogprobWithSampling')
 
 
 class ChunkedDistributedLogprobWithSampling:
@@ -195,7 +195,7 @@ class ChunkedDistributedLogprobWithSampling:
             TimeoutError: a rank did not come.
         """
         return sampled_evenly(vocab_parallel_logits, target, tp_group, top_k, top_p, chunk_size, inference_only,
-                               'ChunkedDistributedLogprobWithSampling')
+                              'ChunkedDistributedLogprobWithSampling')
 
 
 @eager
@@ -274,9 +274,9 @@ def from_parallel_logits_to_logprobs_packed_sequences_nemo_rl(
     """
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
     return packed_logp(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, cp_group,
-                   None, None, lambda own: sampled(
-                       vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
-                       inference_only, what, sampling_params), True, target_is_pre_rolled)
+                       None, None, lambda own: sampled(
+                           vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
+                           inference_only, what, sampling_params), True, target_is_pre_rolled)
 
 
 # ---- log-probabilities of whole batches ----

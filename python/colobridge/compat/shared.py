@@ -55,16 +55,16 @@ def local(t: Any) -> Any:
 
 @eager
 def logp_of(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
-          inference_only: bool, what: str, support: Any = None) -> Any:
+            inference_only: bool, what: str, support: Any = None) -> Any:
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
         return f32(outputs(what, logits, target, ('logp',), tp_group=group, start=int(start), end=int(end),
-                            lenient_targets=True, ignore_index=NONE_IGNORED, chunk_size=int(chunk or 0), support=support)[0])
+                           lenient_targets=True, ignore_index=NONE_IGNORED, chunk_size=int(chunk or 0), support=support)[0])
 
 
 # ---- context parallelism ----
 
 def shifted(what: str, source: Any, target: Any, cp_group: Any, of_targets: Callable[[Any], Any],
-             pre_rolled: bool = False) -> Any:
+            pre_rolled: bool = False) -> Any:
     """logp [B, S - 1] of a dense batch. source: logits or hidden [B, S' / cp, ..]; of_targets(targets of its
     elements) are theirs."""
     cp, rank, comm = context_of(cp_group, source.device)
@@ -87,8 +87,8 @@ def shifted(what: str, source: Any, target: Any, cp_group: Any, of_targets: Call
 
 
 def packed_logp(what: str, source: Any, target: Any, cu: Any, width: int, cp_group: Any,
-            attention_mask: Any, sub_seq_lengths: Any, of_targets: Callable[[Any], Any], add: bool = False,
-            pre_rolled: bool = False) -> Any:
+                attention_mask: Any, sub_seq_lengths: Any, of_targets: Callable[[Any], Any], add: bool = False,
+                pre_rolled: bool = False) -> Any:
     """logp [rows, width - 1] of packed sequences; add: gradients over cp. Otherwise as shifted()."""
     cp, rank, comm = context_of(cp_group, source.device)
     target = target.reshape(-1)
@@ -109,7 +109,7 @@ def packed_logp(what: str, source: Any, target: Any, cu: Any, width: int, cp_gro
 # ---- top-k and top-p ----
 
 def sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
-             inference_only: bool, what: str, params: Any) -> Any:
+            inference_only: bool, what: str, params: Any) -> Any:
     """logp_of() over the ids that sampling parameters keep"""
     top_k, top_p = getattr(params, 'top_k', None), getattr(params, 'top_p', None)
     top_k, top_p = 0 if top_k in (None, -1) else int(top_k), 1.0 if top_p is None else float(top_p)
@@ -138,10 +138,10 @@ def sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: i
 
 @eager
 def sampled_evenly(logits: Any, target: Any, group: Any, top_k: int | None, top_p: float, chunk: int | None,
-                    inference_only: bool, what: str) -> Any:
+                   inference_only: bool, what: str) -> Any:
     start = size_and_rank(group, what)[1] * logits.shape[-1]
     return sampled(logits, target, start, start + logits.shape[-1], group, chunk, inference_only, what,
-                    types.SimpleNamespace(top_k=top_k, top_p=top_p))
+                   types.SimpleNamespace(top_k=top_k, top_p=top_p))
 
 
 # ---- straight from hidden states ----
@@ -164,7 +164,7 @@ def equal_shards(what: str, weight: Any, group: Any) -> tuple[int | None, int | 
 
 
 def from_hidden(what: str, hidden: Any, weight: Any, target: Any, start: int | None, end: int | None, group: Any,
-                 chunk: int | None, inference_only: bool, temperature: float, entropy: bool = False) -> Any:
+                chunk: int | None, inference_only: bool, temperature: float, entropy: bool = False) -> Any:
     """logp (and entropy) of hidden [.., H]; gradients of hidden are this rank's part"""
     names = ('logp',) + ('entropy',) * entropy
     vocab = None
@@ -194,8 +194,7 @@ def entropy_of(logits: Any, group: Any, chunk: int | None, what: str, chunk_memo
 
 @eager
 def entropy_of_actions(source: Any, cu: Any, width: int, num_actions: int, attention_mask: Any, loss_mask: Any,
-                        cp_group: Any, sub_seq_lengths: Any, entropy: Callable[[], Any], tp_group: Any
-                        ) -> tuple[Any, Any]:
+                       cp_group: Any, sub_seq_lengths: Any, entropy: Callable[[], Any], tp_group: Any) -> tuple[Any, Any]:
     """tp_group: of entropy(), which hears of an error here"""
     cp, rank, comm = context_of(cp_group, source.device)
     count, device = source.shape[-2] * cp, source.device

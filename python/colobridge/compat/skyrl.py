@@ -55,9 +55,9 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     """
     what = 'from_parallel_logits_to_logprobs_packed_sequences'
     return packed_logp(what, vocab_parallel_logits, target, cu_seqlens_padded, unpacked_seqlen, cp_group,
-                   attention_mask, sub_seq_lengths, lambda own: logp_of(
-                       vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
-                       inference_only, what))
+                       attention_mask, sub_seq_lengths, lambda own: logp_of(
+                           vocab_parallel_logits, own, vocab_start_index, vocab_end_index, group, chunk_size,
+                           inference_only, what))
 
 
 class FusedLinearChunkedDistributedLogprob:
@@ -90,7 +90,7 @@ class FusedLinearChunkedDistributedLogprob:
             TimeoutError: a rank did not come.
         """
         return from_hidden('FusedLinearChunkedDistributedLogprob', hidden, weight, target, vocab_start_index,
-                            vocab_end_index, tp_group, chunk_size, inference_only, 1.0)
+                           vocab_end_index, tp_group, chunk_size, inference_only, 1.0)
 
 
 @eager
@@ -167,9 +167,9 @@ def from_parallel_hidden_to_logprobs_packed_sequences(
     """
     what = 'from_parallel_hidden_to_logprobs_packed_sequences'
     return packed_logp(what, hidden, target, cu_seqlens_padded, unpacked_seqlen, cp_group, attention_mask,
-                   sub_seq_lengths, lambda own: from_hidden(
-                       what, hidden, lm_head_weight, own, vocab_start_index, vocab_end_index, group, chunk_size,
-                       inference_only, temperature))
+                       sub_seq_lengths, lambda own: from_hidden(
+                           what, hidden, lm_head_weight, own, vocab_start_index, vocab_end_index, group, chunk_size,
+                           inference_only, temperature))
 
 
 @eager

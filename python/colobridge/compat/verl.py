@@ -42,8 +42,8 @@ def linear_cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: tor
     if reduction not in ('none', 'sum', 'mean'):
         raise ArgumentError("%s: reduction is %r, expected 'none', 'sum' or 'mean'" % (what, reduction))
     logp, entropy = from_hidden(what, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1),
-                                 *equal_shards(what, weight, dist_process_group), dist_process_group, None, False, temperature,
-                                 True)
+                                *equal_shards(what, weight, dist_process_group), dist_process_group, None, False, temperature,
+                                True)
     return (logp if reduction == 'none' else logp.sum() if reduction == 'sum' else logp.mean()), entropy
 
 
