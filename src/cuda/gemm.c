@@ -17,7 +17,9 @@
  * It is asked for with strides and alignments that do not depend on that number either, and there
  * is no second choice.
  *
- * A bias that no kernel can add is laid into z before, which then is added to.
+ * A bias that no kernel can add is laid into z before, which then is added to. Of a product that
+ * is added to 16 bits, cuBLASLt's documents do not say that it is rounded once, with what it is
+ * added to: tests allow that it is rounded before, too (tests/loss/product_case.h).
  *
  * LOGITS that are to leave statistics are not cuBLASLt's but kernels/head-product.cu's, on GPUs
  * that run it.

@@ -309,8 +309,11 @@ T_CASE(products_are_what_their_formulas_say)
         colo_status_t st = gpu_loss()->gemm->run(made, &p.g, NULL);
         if (st < 0)
             fail_msg("%s: %s", label, colo_last_error());
+        /* cuBLASLt's sums are of fp32, but whether a kernel rounds one to 16 bits before it adds it
+         * to what is there is its own matter (seen: bf16 in 64 rows, 104 columns, hidden 32). A
+         * bias that no kernel adds is there. */
         product_case_compare(&p, (double)(p.terms + 2) * (dtype == COLO_F64 ? 0x1p-53 : 0x1p-24),
-                             label);
+                             p.g.beta != 0 || bias, label);
     }
     gpu_free(workspace);
     gpu_free(scale);

@@ -24,14 +24,16 @@
  * times f is 64 or more, so that theirs is 2^-25 of 1/64 of that, whatever its size.
  * With a LoRA of scale s, W + s B A stands for W in the oracle. What is made of it is rounded on
  * its way: with L = max over t, v of |s| sum_r |B| sum_k |A h| e += (n(H) + n(R) + rounding to the
- * head's dtype) L + (rounding to the logits dtype) L, and with l = |s| sum_r |B A| of a column, |w|
- * + l stands for |w| and d_h adds sum_v |d_z| ((n(V) + n(R) + 2 roundings) l + 1 rounding (|w| +
- * l)), and fp16's 2^-25 for each d_u. d_A is a sum over tokens of d_u h, d_B one of d_z u, each
- * with the errors of its factors: those of d_z, n(V) or n(H), and one rounding. Upstream gradients
- * of lse count as those of logp, but for the target. Whether a prediction is correct, and which it
- * is, is compared exactly, unless the target's logit and the largest other one (of argmax: the two
- * largest ones) are within 2 e of each other, or within 8 u once they are scaled and capped. More
- * such tokens than a tenth and one fail the case: it would say nothing.
+ * head's dtype) L. The logits without it, at most |z| + L, are rounded, perhaps what is added to
+ * them, and then the sum: e += (rounding to the logits dtype) (|z| + 2 L). With l = |s|
+ * sum_r |B A| of a column, |w| + l stands for |w| and d_h adds sum_v |d_z| ((n(V) + n(R) + 2
+ * roundings) l + 1 rounding (|w| + l)), and fp16's 2^-25 for each d_u. d_A is a sum over tokens of
+ * d_u h, d_B one of d_z u, each with the errors of its factors: those of d_z, n(V) or n(H), and
+ * one rounding. Upstream gradients of lse count as those of logp, but for the target. Whether a
+ * prediction is correct, and which it is, is compared exactly, unless the target's logit and the
+ * largest other one (of argmax: the two largest ones) are within 2 e of each other, or within 8 u
+ * once they are scaled and capped. More such tokens than a tenth and one fail the case: it would
+ * say nothing.
  */
 #include "loss/linear_case.h"
 
@@ -147,9 +149,8 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
     s.nt = steps_of(c, c->tokens);
     s.e = steps_of(c, H) * most + roundoff(c->config.logits_dtype) * top;
     if (has_lora(c))
-        s.e += (steps_of(c, H) + steps_of(c, LINEAR_RANK) + roundoff(c->dtype) +
-                roundoff(c->config.logits_dtype)) *
-               narrow;
+        s.e += (steps_of(c, H) + steps_of(c, LINEAR_RANK) + roundoff(c->dtype)) * narrow +
+               roundoff(c->config.logits_dtype) * (top + 2 * narrow);
     double coldest = 1;
     for (int64_t t = 0; t < c->tokens && in->temperature; t++)
         coldest = in->temperature[t] < coldest ? in->temperature[t] : coldest;

@@ -69,40 +69,45 @@ static double term(const product_case_t *p, int64_t i, int64_t j, int64_t k)
     }
 }
 
-/* The element [i, j] of what is written; *size: the sum of magnitudes. */
-static double element(const product_case_t *p, int64_t i, int64_t j, double *size)
+/* The element [i, j] of what is written; *size: the sum of magnitudes; *product: without what it is
+ * added to. */
+static double element(const product_case_t *p, int64_t i, int64_t j, double *size, double *product)
 {
-    double want = p->g.beta != 0 ? p->was[i * p->to->stride + j] : 0;
-    want += p->bias && p->g.product == COLO_LINEAR_LOGITS ? p->bias[j] : 0;
-    *size = fabs(want);
+    double there = p->g.beta != 0 ? p->was[i * p->to->stride + j] : 0;
+    there += p->bias && p->g.product == COLO_LINEAR_LOGITS ? p->bias[j] : 0;
+    *size = fabs(there);
+    *product = 0;
     for (int64_t k = 0; k < p->terms; k++) {
         const double t = p->g.factor * p->scale * term(p, i, j, k);
-        want += t;
+        *product += t;
         *size += fabs(t);
     }
-    return want;
+    return there + *product;
 }
 
-void product_case_compare(const product_case_t *p, double u, const char *label)
+void product_case_compare(const product_case_t *p, double u, bool twice, const char *label)
 {
     static const double ulp[COLO_DTYPE_COUNT] = {
         [COLO_F32] = 0x1p-24, [COLO_F64] = 0x1p-53, [COLO_BF16] = 0x1p-8, [COLO_F16] = 0x1p-11};
     const colo_dtype_t dtype = p->to->dtype;
+    const double tiny = dtype == COLO_F16 ? 0x1p-25 : 0; /* subnormal */
     const size_t bytes = (size_t)(p->rows * p->to->stride) * colo_dtype_size(dtype);
     COLO_AUTOFREE void *all = malloc(bytes + 1);
     where.get(all, p->to->data, bytes);
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < p->to->stride; j++) {
             const double got = loss_load(dtype, all, i * p->to->stride + j);
-            double size;
+            double size, product;
             if (j >= p->columns) {
                 if (got != p->was[i * p->to->stride + j])
                     fail_msg("%s: the gap at [%d, %d] was written", label, (int)i, (int)j);
                 continue;
             }
-            const double want = element(p, i, j, &size);
-            const double most = u * size + ulp[dtype] * (fabs(want) + u * size) +
-                                (dtype == COLO_F16 ? 0x1p-25 : 0); /* subnormal */
+            const double want = element(p, i, j, &size, &product);
+            double most = u * size; /* before it is rounded */
+            if (twice && colo_dtype_size(dtype) == 2)
+                most += ulp[dtype] * (fabs(product) + most) + tiny;
+            most += ulp[dtype] * (fabs(want) + most) + tiny;
             if (!(fabs(got - want) <= most))
                 fail_msg("%s: product %d to %s, %d rows from %d, %d columns, hidden %d: [%d, %d] "
                          "is %.9g, expected %.9g +- %.2g",

@@ -29,7 +29,8 @@ void product_case_init(product_case_t *p, enum colo_linear_product what, colo_dt
                        bool bias, uint64_t *rng);
 void product_case_free(product_case_t *p);
 /* What was written is within @u times the sum of magnitudes, and one rounding to its dtype; gaps
- * are as they were; fails the running test. */
-void product_case_compare(const product_case_t *p, double u, const char *label);
+ * are as they were; fails the running test. @twice: a product of 16 bits may be rounded before it is
+ * added to what is there or to a bias, and the sum again. */
+void product_case_compare(const product_case_t *p, double u, bool twice, const char *label);
 
 #endif
