@@ -63,7 +63,7 @@ def halo(x: torch.Tensor, cu_seqlens: Any, before: int, *, split: str = 'contigu
 
     Returns:
         (rows [rows + before * pieces, ...], cu_pieces [pieces + 1] int32 on x's device): piece i has before rows and then its
-        own in rows[cu_pieces[i]:cu_pieces[i + 1]].
+        own in rows[cu_pieces[i]:cu_pieces[i + 1]]. Calls with the last eight tables return the same cu_pieces.
 
     Raises:
         ValueError: a length that the ranks do not divide, by number of the sequence; shapes; another split.
