@@ -94,9 +94,12 @@ class Packing(Comparable):
         self._tables = {name: None if t is None else table('packing', name, t) for name, t in given.items()}
         for name, said in (('seq_dp', 'dp'), ('seq_cp', 'cp'), ('seq_first', 'first'), ('seq_room', 'pad_to')):
             require_entries('packing', said, self._tables[name], n, 'sequence')
-        self.halo = operator.index(halo)
+        try:
+            self.halo = operator.index(halo)
+        except TypeError:
+            self.halo = -1
         if not 0 <= self.halo < 1 << 63:
-            raise ArgumentError("packing: halo is %d, expected >= 0 rows" % self.halo)
+            raise ArgumentError("packing: halo is %r, expected an integer >= 0, of rows" % (halo,))
         self._fill(s.Packing(struct_size=c.sizeof(s.Packing), nseqs=n, split=SPLITS[self.split], halo_before=self.halo),
                    self._tables)
         self._key = b'%s %d ' % (self.split.encode(), self.halo) + self._key

@@ -106,6 +106,8 @@ MUTANTS = {
         'torch/logprob.py', "t.view(torch.bool) if name == 'correct' else t for", 't for', 'test_torch_outputs.py', 'whole_vocabulary'),
     'a mean over the vocabulary is taken of a support': (
         'torch/logprob.py', "if support is not None and 'mean_logits' in more:", 'if False:', 'test_torch_outputs.py', 'a_support'),
+    'outputs have no order': (
+        'torch/logprob.py', 'if not isinstance(more, (tuple, list)) or', 'if isinstance(more, str) or', 'test_torch_outputs.py', 'no_output'),
     'an output is asked for twice': (
         'torch/logprob.py', ' or len(set(more)) < len(more)', '', 'test_torch_outputs.py', 'no_output'),
     'a graph has no autocast': (

@@ -169,8 +169,9 @@ def test_moves_and_halos_are_one_exchange(cp):
     assert halo == cb.Packing([0, 8, 12], cp=2, halo=3) != p and halo.with_halo(0) == p and pickle.loads(pickle.dumps(halo)) == halo
     assert 'halo=3' in repr(halo) and hash(halo) != hash(p) and halo.with_split('block') == p.with_split('block')
     assert not halo.continues(0) and halo.continues(1) and p.cu_pieces(1) == [0, 4, 6]  # positions 2 3 4 5; 1 2
-    with pytest.raises(ValueError, match='halo is -1, expected >= 0'):
-        p.with_halo(-1)
+    for before in -1, 1.5, '3':
+        with pytest.raises(ValueError, match='halo is %r, expected an integer >= 0' % (before,)):
+            p.with_halo(before)
     with pytest.raises(ValueError, match='halo_before is 1, expected 0 with split WHOLE'):
         p.with_split('whole').with_halo(1).rows(0, 'cp=2')
 

@@ -462,7 +462,7 @@ def names_of(what: str, entropy: Any, loss: Any, more: Any, support: Any) -> tup
     names = NAMES[bool(entropy), bool(loss)]
     if more is None:
         return names
-    if isinstance(more, str) or not all(name in OUTPUTS for name in more) or len(set(more)) < len(more):
+    if not isinstance(more, (tuple, list)) or not all(name in OUTPUTS for name in more) or len(set(more)) < len(more):
         raise ArgumentError("%s: outputs is %r, expected a tuple of some of %s, each once" % (what, more, ', '.join(map(repr, OUTPUTS))))
     if support is not None and 'mean_logits' in more:
         raise ArgumentError("%s: outputs has 'mean_logits', which is over the vocabulary, and support is given; leave one out" % what)
