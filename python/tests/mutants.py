@@ -847,6 +847,20 @@ MUTANTS = {
     'a split communicator has the ranks of its world to a relayout': (
         'torch/relayout.py', 'group=_counted(group) if isinstance(group, Comm) else group)', 'group=group)', 'test_torch_packed.py',
         'split_communicator'),
+    'tokens of context ranks are shifted in the order of their ranks': (
+        'compat/nemo_rl.py', 'whole = Columns.apply(ids, comm)[:, places].roll(-1, 1)', 'whole = Columns.apply(ids, comm).roll(-1, 1)[:, places]',
+        'test_compat_groups.py', 'dtensors'),
+    'log-probabilities of context ranks are in the order of their ranks': (
+        'compat/nemo_rl.py', 'return Columns.apply(logp, comm)[:, places][:, :-1]', 'return Columns.apply(logp, comm)[:, :-1]',
+        'test_compat_groups.py', 'dtensors'),
+    'a draft learns from a teacher of the position before': (
+        'compat/skyrl.py', 't.roll(-roll_shift, 1)', 't.roll(roll_shift, 1)', 'test_compat_groups.py', 'against_a_teacher'),
+    'a draft of less than a token is divided by less than 1': (
+        'compat/skyrl.py', 'total.clamp(min=1.0)', 'total.clamp(min=1e-9)', 'test_compat_groups.py', 'against_a_teacher'),
+    'the probability that scales a token has a gradient': (
+        'compat/liger.py', "made['logp'].detach().exp()", "made['logp'].exp()", 'test_compat_liger.py', 'scaled_by and mean'),
+    'the z-loss of a token is not scaled': (
+        'compat/liger.py', 'loss * p, None if z_loss is None else z_loss * p', 'loss * p, z_loss', 'test_compat_liger.py', 'scaled_by and mean'),
     'factors of ZeRO-3 are those of this rank': (
         'torch/placed.py', 'return Gathered.apply(part, comm, count).view(shape)', 'return part.repeat(comm.size)[:count].view(shape)',
         'test_torch_lora.py', 'zero3'),

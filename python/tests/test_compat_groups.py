@@ -249,12 +249,28 @@ def test_cross_entropy_against_a_teacher(size):
         got.backward()
         torch.testing.assert_close(got.double(), want.detach(), **NEAR)
         torch.testing.assert_close(mine.grad.double(), columns(x.grad, world), **NEAR)
+        some = mask * torch.tensor([.3, .1]).repeat(S // 2)
+        for factor, by in ((None, 8 * .3), (torch.tensor(3.0), 3.0), (2, 2.0), (torch.tensor(0.25), 1.0), (0.25, 1.0)):
+            loss = compat.draft_soft_ce(mine, columns(teacher, world), some, factor, world)
+            torch.testing.assert_close(loss.double(), (ce * some).sum().detach() / by, **NEAR)
+        loss = compat.draft_soft_ce(mine, columns(teacher, world), some / 10, None, world)  # of 0.24 tokens: divided by 1
+        torch.testing.assert_close(loss.double(), (ce * some).sum().detach() / 10, **NEAR)
+        for shift in (1, 3):
+            moved = torch.cat([teacher[:, shift:], teacher[:, :shift]], 1).contiguous()
+            alike = [compat.draft_soft_ce_topk(mine, columns(t, world), mask, k, None, world, roll)
+                     for t, k, roll in ((moved, 2, 0), (teacher, 2, shift))]
+            assert torch.equal(*alike) and not torch.equal(alike[0], got)
+            assert torch.equal(*(torch.autograd.grad(loss, mine)[0] for loss in alike))
+        whole_of = [compat.draft_soft_ce_topk(mine, columns(teacher, world), mask, k, None, world) for k in (V // world.size, 99)]
+        assert torch.equal(*whole_of)
+        torch.testing.assert_close(whole_of[0].double(), ce_mean.detach(), **NEAR)
     cb.run_threads(size, of)
     with pytest.raises(ValueError, match='teacher_logits require grad'):
         compat.draft_soft_ce(z, teacher.clone().requires_grad_(), mask)
-    for k, roll in ((0, 0), (V + 1, 0), (2, 1)):
-        with pytest.raises(ValueError, match='draft_soft_ce_topk: k is %d and roll_shift %d' % (k, roll)):
-            compat.draft_soft_ce_topk(z, teacher, mask, k, roll_shift=roll)
+    with pytest.raises(ValueError, match='draft_soft_ce_topk: k is 0 and roll_shift 0'):
+        compat.draft_soft_ce_topk(z, teacher, mask, 0)
+    with pytest.raises(ValueError, match=r'draft_soft_ce_topk: k is 2 and roll_shift 1 with student_logits \[8, 12\]'):
+        compat.draft_soft_ce_topk(z[0], teacher[0], mask[0], 2, roll_shift=1)
 
 
 @pytest.mark.parametrize('size', (1, 2))
@@ -310,8 +326,26 @@ def of_dtensors(rank):
         assert torch.equal(compat.vocab_parallel_gather_columns(mine, torch.tensor([7]), tp_group=group), z[..., 7:8])
         full = compat.vocab_parallel_full_log_softmax(mine, 1.0, tp_group=group)
         torch.testing.assert_close(full.double(), torch.log_softmax(z.double(), -1), **NEAR)
-        with pytest.raises(ValueError, match='seq_index is given'):
+        with pytest.raises(ValueError, match='seq_index is given and input_ids are .* expected both or neither'):
             compat.get_logprobs_from_vocab_parallel_logits(mine, t, torch.arange(S))
+    mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('cp', 'tp'))
+    for order in ((0, 1, 6, 7, 2, 3, 4, 5), (3, 0, 7, 5, 1, 2, 6, 4)):  # zigzag, and any
+        order = torch.tensor(order)
+        whole.grad = None
+        torch.log_softmax(whole, -1)[:, :-1].gather(-1, t[:, 1:, None])[..., 0].square().sum().backward()
+        ids = distribute_tensor(t[:, order], mesh, [Shard(1), Replicate()])
+        for call in (lambda x: compat.get_logprobs_from_vocab_parallel_logits(x, ids, order),
+                     lambda x: compat.get_next_token_logprobs_from_logits(ids, x, order, chunk_size=3)):
+            mine = distribute_tensor(z[:, order], mesh, [Shard(1), Shard(2)]).requires_grad_()
+            got = call(mine)
+            torch.testing.assert_close(got.double(), want.detach(), **NEAR)
+            got.square().sum().backward()
+            torch.testing.assert_close(mine.grad.to_local().double(), distribute_tensor(
+                whole.grad[:, order].contiguous(), mesh, [Shard(1), Shard(2)]).to_local(), **NEAR)
+    for wrong, positions, words in ((ids, None, 'seq_index is None'), (ids, order[:4], r'seq_index is \[4\]'), (ids, order.clamp(min=1), 'each position once'),
+                                    (distribute_tensor(t, mesh, [Replicate(), Replicate()]), order, 'expected Shard.1. over "cp"')):
+        with pytest.raises(ValueError, match=words):
+            compat.get_logprobs_from_vocab_parallel_logits(mine, wrong, positions)
     window = compat.cp_load_balanced_to_contiguous(own(z, type('Of', (), {'size': 4, 'rank': rank})), cp_group=torch.distributed.group.WORLD)
     assert torch.equal(window, z.chunk(4, 1)[rank])
 

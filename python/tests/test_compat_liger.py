@@ -78,6 +78,42 @@ def test_losses_and_what_they_return_besides(size, weighs, reduction, z_scale, s
     cb.run_threads(size, of)
 
 
+@pytest.mark.parametrize('size', (1, 2))
+@pytest.mark.parametrize('reduction', ('mean', 'sum', 'none'))
+def test_tokens_are_scaled_by_the_probability_of_their_targets(size, reduction):
+    """Its factor has no gradient, and a mean divides by the tokens, or by the weights of their classes"""
+    h, w, b, t = case(3)
+    for weight, z_scale, smoothing, softcap in ((None, 0.0, 0.0, None), (torch.linspace(0.5, 2, V), 1e-2, 0.1, 4.0)):
+        whole = [x.double().clone().requires_grad_() for x in (h, w, b)]
+        z = whole[0] @ whole[1].T + whole[2]
+        x = softcap * torch.tanh(z / softcap) if softcap else z
+        keep = t != -100
+        p = torch.where(keep, torch.softmax(x.detach(), -1).gather(-1, t.clamp(min=0)[:, None])[:, 0], torch.zeros(()).double())
+        of = None if weight is None else weight.double()
+        loss = p * F.cross_entropy(x, t, of, label_smoothing=smoothing, reduction='none')
+        z_loss = p * z_scale * x.logsumexp(-1).square()
+        if reduction != 'none':
+            loss, z_loss = loss.sum(), z_loss.sum()
+        if reduction == 'mean':
+            loss, z_loss = loss / (keep.sum() if of is None else of[t[keep]].sum()), z_loss / keep.sum()
+        (loss + z_loss).sum().backward()
+
+        def scaled(world):
+            rows = slice(world.rank * V // world.size, (world.rank + 1) * V // world.size)
+            leaves = [y.clone().requires_grad_() for y in (w[rows], h, b[rows])]
+            out = compat.LigerFusedLinearCrossEntropyLoss(weight, lse_square_scale=z_scale, label_smoothing=smoothing, reduction=reduction, softcap=softcap,
+                                                          return_z_loss=True, return_token_accuracy=True, use_token_scaling=True, tp_group=world)(
+                leaves[0], leaves[1], t, leaves[2])
+            out.loss.sum().backward()
+            torch.testing.assert_close(out.loss.double(), (loss + z_loss).detach(), **NEAR)
+            torch.testing.assert_close(out.z_loss.double(), z_loss.detach(), **NEAR)
+            right = (x.argmax(-1) == t).double()
+            torch.testing.assert_close(out.token_accuracy.double(), right if reduction == 'none' else right.sum() / keep.sum(), **NEAR)
+            for got, d in zip(leaves, (whole[1].grad[rows], whole[0].grad, whole[2].grad[rows])):
+                torch.testing.assert_close(got.grad.double(), d, rtol=1e-4, atol=1e-4)
+        cb.run_threads(size, scaled)
+
+
 def test_what_was_not_asked_for_is_none():
     h, w, _, t = case(1)
     out = compat.LigerFusedLinearCrossEntropyLoss(return_predicted_tokens=True)(w, h, t)
@@ -100,6 +136,5 @@ def test_options_that_are_none_are_refused():
         for kind in (compat.LigerCrossEntropyLoss, compat.LigerFusedLinearCrossEntropyLoss):
             with pytest.raises(ValueError, match='%s: reduction is .* expected' % kind.__name__):
                 kind(**options)
-    for options in (dict(use_token_scaling=True), dict(accum_dtype=torch.bfloat16)):
-        with pytest.raises(ValueError, match='LigerFusedLinearCrossEntropyLoss: use_token_scaling is'):
-            compat.LigerFusedLinearCrossEntropyLoss(**options)
+    with pytest.raises(ValueError, match='LigerFusedLinearCrossEntropyLoss: accum_dtype is torch.bfloat16, expected None or torch.float32'):
+        compat.LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.bfloat16)

@@ -46,12 +46,13 @@ class _Options:
     reduction: str
     softcap: Any
     extras: tuple[bool, bool, bool]  # z-loss, accuracy, predictions
+    by_probability: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Of outputs that are needed"""
         z, accuracy, predictions = self.extras
         return ('loss', 'n_valid') + ('weight',) * (self.class_weight is not None) + ('lse',) * bool(self.z or z) + \
-            ('correct',) * accuracy + ('argmax',) * predictions
+            ('correct',) * accuracy + ('argmax',) * predictions + ('logp',) * self.by_probability
 
     def numbers(self) -> tuple[Any, ...]:
         return float(self.softcap or 0.0), float(self.label_smoothing), int(self.ignore_index)
@@ -61,6 +62,9 @@ class _Options:
         loss, valid = made['loss'], made['n_valid'].clamp(min=1)
         z_loss = self.z * made['lse'].square() if 'lse' in made else None
         accuracy = made['correct'].to(torch.float32) if 'correct' in made else None
+        if self.by_probability:
+            p = made['logp'].detach().exp()
+            loss, z_loss = loss * p, None if z_loss is None else z_loss * p
         if self.reduction != 'none':
             mean = self.reduction == 'mean'
             den = made['weight'].sum() if 'weight' in made else valid
@@ -95,12 +99,13 @@ def _of_hidden(options: _Options, hidden: Any, weight: Any, bias: Any, target: A
 
 class _Loss(torch.nn.Module):
     def __init__(self, what: Named, class_weight: Any, ignore_index: int, z: float, label_smoothing: float, reduction: str, softcap: Any,
-                 extras: tuple[bool, bool, bool], tp_group: Any):
+                 extras: tuple[bool, bool, bool], tp_group: Any, by_probability: bool = False):
         super().__init__()
         if reduction not in ('none', 'mean', 'sum') or not 0 <= label_smoothing <= 1 or softcap is not None and not softcap > 0:
             raise ArgumentError("%s: reduction is %r, label_smoothing %r and softcap %r, expected 'mean', 'sum' or 'none', 0 to 1, and a number "
                                 "above 0 or None" % (what, reduction, label_smoothing, softcap))
-        self.options, self.tp_group = _Options(what, class_weight, ignore_index, float(z), label_smoothing, reduction, softcap, extras), tp_group
+        self.options, self.tp_group = _Options(what, class_weight, ignore_index, float(z), label_smoothing, reduction, softcap, extras,
+                                               by_probability), tp_group
 
 
 class LigerCrossEntropyLoss(_Loss):
@@ -163,7 +168,8 @@ class LigerFusedLinearCrossEntropyLoss(_Loss):
         softcap: > 0, or None: no cap.
         return_z_loss: also return the z-loss.
         accum_dtype: None or torch.float32, in which gradients are summed.
-        use_token_scaling: False.
+        use_token_scaling: the loss and the z-loss of each token are multiplied by the probability of its target, without a
+            gradient; what a mean divides by is not.
         return_token_accuracy: also return the accuracy.
         return_predicted_tokens: also return the likeliest ids.
         tp_group: the ranks that share the classes, as many on each, in rank order; None: no others.
@@ -176,12 +182,12 @@ class LigerFusedLinearCrossEntropyLoss(_Loss):
                  reduction: Reduction = 'mean', softcap: float | None = None, return_z_loss: bool = False, accum_dtype: torch.dtype | None = None,
                  use_token_scaling: bool = False, return_token_accuracy: bool = False, return_predicted_tokens: bool = False, *,
                  tp_group: Group | None = None):
-        if use_token_scaling or accum_dtype not in (None, torch.float32):
-            raise ArgumentError("LigerFusedLinearCrossEntropyLoss: use_token_scaling is %r and accum_dtype %s, expected False, and None or "
-                                "torch.float32" % (use_token_scaling, accum_dtype))
+        if accum_dtype not in (None, torch.float32):
+            raise ArgumentError("LigerFusedLinearCrossEntropyLoss: accum_dtype is %s, expected None or torch.float32, in which gradients are "
+                                "summed" % accum_dtype)
         super().__init__(Named('LigerFusedLinearCrossEntropyLoss', hidden='_input', weight='lin_weight', class_weight='ce_weight'), ce_weight,
                          ignore_index, lse_square_scale, label_smoothing, reduction, softcap,
-                         (return_z_loss, return_token_accuracy, return_predicted_tokens), tp_group)
+                         (return_z_loss, return_token_accuracy, return_predicted_tokens), tp_group, bool(use_token_scaling))
 
     def forward(self, lin_weight: torch.Tensor | Head, _input: torch.Tensor, target: torch.Tensor,
                 bias: torch.Tensor | None = None) -> torch.Tensor | CrossEntropyOutput:

@@ -10,9 +10,11 @@ import torch
 from ..errors import ArgumentError
 from ..torch.calls import eager
 from ..torch.losses import distill, logprob_at
+from ..torch.ranks import comm_of
 from ..torch.sampling import vocabulary
 from ..torch.tensors import said
 from ..torch.types import Group
+from .collectives import Columns
 from .nemo_rl_groups import allgather_cp_sharded_tensor, logits_at
 from .packed import context_of, own_index
 from .shared import entropy_of, f32, local, logp_of, packed_logp, sampled, sampled_evenly, shifted
@@ -286,17 +288,18 @@ def get_logprobs_from_vocab_parallel_logits(vocab_parallel_logits: torch.Tensor,
     """Log-probabilities of the next tokens, of logits that are a DTensor over a mesh with a dim "tp".
 
     Args:
-        vocab_parallel_logits: [B, S, V], a DTensor whose last axis is sharded over "tp".
-        input_ids: [B, S], global ids, which are shifted here; a plain tensor.
-        seq_index: None: context ranks of DTensors are not taken; give from_parallel_logits_to_logprobs() a cp_group.
+        vocab_parallel_logits: [B, S, V], a DTensor whose last axis is sharded over "tp", and S over "cp", if input_ids is.
+        input_ids: [B, S], global ids, which are shifted here; a plain tensor, or a DTensor with Shard(1) over a mesh dim "cp".
+        seq_index: [S], with a "cp" of several ranks: the positions that these hold, rank after rank, as PyTorch's context_parallel()
+            leaves it: each position once.
         chunk_size: tokens at a time; bounds workspace, and changes no bit. None: chosen.
         sampling_params: as in from_parallel_logits_to_logprobs().
 
     Returns:
-        logp [B, S - 1], f32.
+        logp [B, S - 1], f32, in the order of positions, the same on all cp ranks, of which each takes its own part of the gradient.
 
     Raises:
-        ValueError: no DTensor, a mesh without "tp", a seq_index; shapes, dtypes, devices.
+        ValueError: no DTensor, a mesh without "tp"; a seq_index without input_ids over "cp", or none with them; shapes, dtypes, devices.
         MismatchError: ranks disagree.
         RuntimeError: another rank failed, or a group was destroyed.
         TimeoutError: a rank did not come.
@@ -306,14 +309,43 @@ def get_logprobs_from_vocab_parallel_logits(vocab_parallel_logits: torch.Tensor,
     if mesh is None or 'tp' not in (mesh.mesh_dim_names or ()):
         raise ArgumentError("%s: vocab_parallel_logits are %s, expected a DTensor over a mesh with a dim \"tp\"" % (
             what, said(vocab_parallel_logits) if mesh is None else 'a DTensor over a mesh of dims %s' % (mesh.mesh_dim_names,)))
-    if seq_index is not None or hasattr(input_ids, 'placements'):
-        raise ArgumentError("%s: seq_index is %s and input_ids are %s, expected None and a plain tensor: context ranks of DTensors are not "
-                            "taken; pass this rank's logits and cp_group= to from_parallel_logits_to_logprobs()" % (
-                                what, 'None' if seq_index is None else 'given', said(input_ids)))
     logits, group = local(vocab_parallel_logits), mesh['tp'] if mesh.ndim > 1 else mesh
-    start = group.get_local_rank() * logits.shape[-1]
-    return from_parallel_logits_to_logprobs(logits, input_ids, start, start + logits.shape[-1], group, not torch.is_grad_enabled(), None,
+    start, ids, context = group.get_local_rank() * logits.shape[-1], local(input_ids), None
+    if hasattr(input_ids, 'placements'):
+        of = input_ids.device_mesh
+        for i, placement in enumerate(input_ids.placements):
+            name = (of.mesh_dim_names or ('',) * of.ndim)[i]
+            if of.size(i) > 1 and (placement.is_shard(1) if name == 'cp' else placement.is_replicate()):
+                context = of[name] if name == 'cp' and of.ndim > 1 else of if name == 'cp' else context
+            elif of.size(i) > 1 and not (name != 'cp' and placement.is_shard(0)):
+                raise ArgumentError("%s: input_ids are a DTensor with %r over the mesh dim '%s', expected Shard(1) over \"cp\", else Replicate() "
+                                    "or Shard(0)" % (what, placement, name))
+    if (seq_index is None) != (context is None):
+        raise ArgumentError("%s: seq_index is %s and input_ids are %s, expected both or neither: the positions of tokens, and ids that are a "
+                            "DTensor with Shard(1) over a mesh dim \"cp\" of several ranks" % (
+                                what, 'None' if seq_index is None else 'given', said(ids)))
+    if context is not None:
+        return _of_context(logits, ids, seq_index, start, group, context, chunk_size, sampling_params)
+    return from_parallel_logits_to_logprobs(logits, ids, start, start + logits.shape[-1], group, not torch.is_grad_enabled(), None,
                                             chunk_size, sampling_params)
+
+
+@eager
+def _of_context(logits: Any, ids: Any, positions: Any, start: int, tp_group: Any, cp_group: Any, chunk: Any, params: Any) -> Any:
+    """positions: of all tokens, cp rank after cp rank"""
+    what = 'get_logprobs_from_vocab_parallel_logits'
+    comm = comm_of(cp_group, logits.device, what + ': cp')
+    each, count = ids.shape[-1], ids.shape[-1] * comm.size
+    order = positions.to(device=ids.device, dtype=torch.int64)
+    if order.shape != (count,) or ids.shape != logits.shape[:-1] or \
+            not order.is_cuda and not torch.equal(order.sort()[0], torch.arange(count)):
+        raise ArgumentError("%s: seq_index is %s, input_ids are %s and logits %s here on cp=%d, expected [%d] with each position once, and [B, S / cp] "
+                            "and [B, S / cp, V / tp]" % (what, list(order.shape), list(ids.shape), list(logits.shape), comm.size, count))
+    places = order.argsort()
+    whole = Columns.apply(ids, comm)[:, places].roll(-1, 1)  # in the order of positions
+    own = whole[:, order[comm.rank * each:(comm.rank + 1) * each]]
+    logp = sampled(logits, own, start, start + logits.shape[-1], tp_group, chunk, not torch.is_grad_enabled(), what, params)
+    return Columns.apply(logp, comm)[:, places][:, :-1]
 
 
 def get_next_token_logprobs_from_logits(input_ids: torch.Tensor, next_token_logits: torch.Tensor, seq_index: torch.Tensor | None = None,
@@ -326,7 +358,7 @@ def get_next_token_logprobs_from_logits(input_ids: torch.Tensor, next_token_logi
         input_ids: [B, S], global ids, which are shifted here.
         next_token_logits: [B, S', Vl] with a vocab_parallel_group, as from_parallel_logits_to_logprobs() has them; else a DTensor, as
             get_logprobs_from_vocab_parallel_logits() has it, or [B, S, V].
-        seq_index: of a DTensor, as there.
+        seq_index: of a DTensor over "cp", as there.
         vocab_parallel_rank: this rank's number among those that share the vocabulary; shards are equal.
         vocab_parallel_group: the ranks that share the vocabulary; None: see next_token_logits.
         context_parallel_group: the context ranks, of shards; None: no others.

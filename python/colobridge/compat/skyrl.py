@@ -338,10 +338,10 @@ def allgather_cp_sharded_packed_tensor(tensor: torch.Tensor, cu_seqlens_padded: 
 
 
 def _masked_mean(values: Any, mask: Any, factor: Any) -> Any:
-    """Of tokens that count; divided by the factor, if there is one"""
+    """Of tokens that count; divided by the factor, if there is one; by 1 at least, as the original"""
     weights = mask.to(values.dtype)
     total = weights.sum() if factor is None else factor
-    return (values * weights).sum() / (total.clamp(min=torch.finfo(values.dtype).tiny) if factor is None else total)
+    return (values * weights).sum() / (total.clamp(min=1.0) if isinstance(total, torch.Tensor) else max(total, 1.0))
 
 
 def _refuse_teacher(what: str, student: Any, teacher: Any, mask: Any) -> None:
@@ -362,7 +362,7 @@ def draft_soft_ce(student_logits: torch.Tensor, teacher_logits: torch.Tensor, ma
         student_logits: [..., Vl], this rank's columns, as many on each rank, in rank order; f64, f32, bf16 or f16.
         teacher_logits: [..., Vl], of the same ids, detached.
         mask: [...], what each token counts.
-        global_normalization_factor: what the sum is divided by; None: the sum of the mask (0 of none).
+        global_normalization_factor: what the sum is divided by; None: the sum of the mask. Either is 1 at least.
         vocab_parallel_group: the ranks that share the vocabulary; None: no others.
         chunk_size: has no effect, because nothing is of the size of the logits.
 
@@ -389,24 +389,27 @@ def draft_soft_ce_topk(student_logits: torch.Tensor, teacher_logits: torch.Tenso
         student_logits: as in draft_soft_ce().
         teacher_logits: as in draft_soft_ce().
         mask: as in draft_soft_ce().
-        k: ids of each rank's columns, at most Vl.
+        k: ids of each rank's columns; more than Vl: all.
         global_normalization_factor: as in draft_soft_ce().
         vocab_parallel_group: as in draft_soft_ce().
-        roll_shift: 0: roll teacher_logits before the call.
+        roll_shift: the teacher of position t is that of t + roll_shift of [B, S, ..], around its end, which the mask leaves out:
+            of a depth of multi-token prediction. The k ids are rolled, not the logits.
 
     Returns:
         As draft_soft_ce().
 
     Raises:
-        ValueError: as draft_soft_ce(); k, or another roll_shift.
+        ValueError: as draft_soft_ce(); k below 1; a roll_shift of tensors without an axis of positions.
         MismatchError: ranks disagree.
         RuntimeError: another rank failed, or a group was destroyed.
         TimeoutError: a rank did not come.
     """
     what = 'draft_soft_ce_topk'
     _refuse_teacher(what, student_logits, teacher_logits, mask)
-    if roll_shift or not 1 <= k <= student_logits.shape[-1]:
-        raise ArgumentError("%s: k is %s and roll_shift %s, expected 1 to %d, and 0: roll teacher_logits before the call" % (
-            what, k, roll_shift, student_logits.shape[-1]))
-    best, ids = teacher_logits.topk(k, -1)  # of k columns on each rank, which are the vocabulary of the softmax
+    if k < 1 or roll_shift and student_logits.dim() < 3:
+        raise ArgumentError("%s: k is %s and roll_shift %s with student_logits %s, expected 1 or more, and [B, S, Vl] to roll" % (
+            what, k, roll_shift, list(student_logits.shape)))
+    best, ids = teacher_logits.topk(min(k, student_logits.shape[-1]), -1)  # columns that are the vocabulary of the softmax
+    if roll_shift:
+        best, ids = (t.roll(-roll_shift, 1) for t in (best, ids))
     return _masked_mean(f32(distill(student_logits.gather(-1, ids), best, tp_group=vocab_parallel_group).ce), mask, global_normalization_factor)
