@@ -10,7 +10,7 @@
  *
  *   dx_j = -p_j sum_i g_i + sum_{i: id_i = j} g_i
  *
- * With tail there is one outcome more, all columns but those at ids: log p_tail = log sum of their
+ * With want_tail there is one outcome more, all columns but those at ids: log p_tail = log sum of their
  * p_j, added up over them, not the difference to 1. Its upstream gradient g_t adds
  *
  *   dx_j = -p_j g_t, and p_j / p_tail g_t where j is not at ids
@@ -38,12 +38,12 @@ typedef struct colo_topk_config_t {
     bool topk;            /* true: the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
-    int64_t tail;        /* 1: out.tail is wanted; without topk only, and the ids of a row differ */
+    bool want_tail; /* out.tail may be asked for; not with topk, and the ids of a row differ */
     int64_t reserved[7]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, 0, {}
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, false, {}
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
     .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \
@@ -60,7 +60,7 @@ typedef struct colo_topk_out_t {
                                      * that is NaN */
     const colo_tensor_t *n_invalid; /* i64 [1] ids outside [0, V) that are not ignore_index: their
                                      * logp is NaN */
-    const colo_tensor_t *tail;      /* [T] log p_tail, dtype of logp, with config.tail only; 0 in a
+    const colo_tensor_t *tail;      /* [T] log p_tail, dtype of logp, with config.want_tail only; 0 in a
                                      * masked row, and where all ids are ignored; NaN where an id
                                      * occurs twice */
 } colo_topk_out_t;

@@ -287,7 +287,7 @@ class Sequence(c.Structure):
 
 class TopkConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', BOOL), ('ignore_index', i64),
-                ('order', i64), ('tail', i64), ('reserved', i64 * 7)]
+                ('order', i64), ('want_tail', BOOL), ('reserved', i64 * 7)]
 
 
 class TopkSaved(c.Structure):

@@ -14,7 +14,7 @@
  *   pz  [n, k]  raw logits, stat dtype (exact): with topk the shard's k first, else those owned
  *   pid [n, k]  i64 global ids, -1 where the shard has fewer; with topk only
  *
- * and with tail
+ * and with want_tail
  *   tm  [n]     max x of the shard's columns that are not at ids
  *   ts  [n]     sum e^(x - tm) of them; NaN where an id of the shard occurs twice
  *

@@ -30,9 +30,10 @@ static colo_status_t check_config(const union colo_loss_config *own)
     COLO_FAIL_IF(c->topk && c->k > c->logits.vocab, COLO_ERR_ARG,
                  "topk: k is %" PRId64 ", expected at most %" PRId64 ", the vocabulary", c->k,
                  c->logits.vocab);
-    COLO_FAIL_IF(c->tail != 0 && (c->tail != 1 || c->topk), COLO_ERR_ARG,
-                 "topk: tail is %" PRId64 " and topk %d, expected tail 0, or 1 without topk",
-                 c->tail, (int)c->topk);
+    COLO_FAIL_IF(
+        c->want_tail && c->topk, COLO_ERR_ARG,
+        "topk: want_tail and topk are true, expected one of them: what the k largest leave "
+        "is that of their ids in a second call");
     return COLO_OK;
 }
 
@@ -69,8 +70,8 @@ static colo_status_t check(const struct colo_loss_call *call)
     COLO_TRY(colo_loss_check_array(out->logp, "out.logp", colo_logprob_stat_dtype(logits->dtype),
                                    tokens, k, logits));
     COLO_TRY(colo_loss_check_array(out->ids, "out.ids", COLO_I64, tokens, k, logits));
-    COLO_FAIL_IF(out->tail && !call->config.topk.tail, COLO_ERR_ARG,
-                 "topk: out.tail is given, config.tail is 0");
+    COLO_FAIL_IF(out->tail && !call->config.topk.want_tail, COLO_ERR_ARG,
+                 "topk: out.tail is given, config.want_tail is false");
     COLO_TRY(colo_loss_check_array(out->tail, "out.tail", colo_logprob_stat_dtype(logits->dtype),
                                    tokens, 0, logits));
     COLO_TRY(colo_loss_check_array(out->n_invalid, "out.n_invalid", COLO_I64, 1, 0, logits));
@@ -87,7 +88,7 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_args *ba
                                     .k = c->k,
                                     .topk = c->topk,
                                     .ignore_index = c->ignore_index,
-                                    .tail = c->tail == 1};
+                                    .tail = c->want_tail};
 }
 
 /* Where the saved buffer has what. */
@@ -140,7 +141,7 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_logprob_describe(base, fields);
     colo_fields_add(fields, "k", "%" PRId64, args->k);
     colo_fields_add(fields, "topk", "%d", args->topk);
-    colo_fields_add(fields, "tail", "%d", args->tail);
+    colo_fields_add(fields, "want_tail", "%d", args->tail);
     colo_fields_add(fields, "ids' ignore_index", "%" PRId64, args->ignore_index);
 }
 
@@ -287,7 +288,8 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstr
     COLO_TRY(colo_loss_check_array(d_logp, "d_logp", args.base.stat_dtype, args.base.tokens, args.k,
                                    call.logits));
     const colo_tensor_t *d_tail = call.upstream.topk.d_tail;
-    COLO_FAIL_IF(d_tail && !args.tail, COLO_ERR_ARG, "topk: d_tail is given, config.tail is 0");
+    COLO_FAIL_IF(d_tail && !args.tail, COLO_ERR_ARG,
+                 "topk: d_tail is given, config.want_tail is false");
     COLO_TRY(colo_loss_check_array(d_tail, "d_tail", args.base.stat_dtype, args.base.tokens, 0,
                                    call.logits));
     place(&args, saved->memory);

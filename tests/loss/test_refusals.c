@@ -87,8 +87,7 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_TOPK, a.cfg.topk.k = 0, "k is 0, expected 1..256");
     ARG(OF_TOPK, a.cfg.topk.k = 257, "k is 257, expected 1..256");
     ARG(OF_LARGEST, a.cfg.topk.k = 7, "k is 7, expected at most 6");
-    ARG(OF_TOPK, a.cfg.topk.tail = 2, "tail is 2 and topk ");
-    ARG(OF_LARGEST, a.cfg.topk.tail = 1, "tail is 1 and topk 1");
+    ARG(OF_LARGEST, a.cfg.topk.want_tail = true, "want_tail and topk are true");
     ARG(OF_DISTILL, a.cfg.distill.targets = 2, "targets is 2, expected logits (0) or probs (1)");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = 0, "target_temperature is 0");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = NAN, "target_temperature is ");
@@ -243,7 +242,7 @@ T_CASE(every_bad_pointer_is_refused)
         (a.cfg.logprob.want_mean_logits = a.cfg.logprob.has_class_weight = true,
          a.cfg.logprob.label_smoothing = 0.1),
         "want_mean_logits with has_class_weight and label_smoothing");
-    ARG(OF_GIVEN, a.picks.tail = &a.of_chosen, "out.tail is given, config.tail is 0");
+    ARG(OF_GIVEN, a.picks.tail = &a.of_chosen, "out.tail is given, config.want_tail is false");
     ARG(OF_LOGPROB, a.cfg.logprob.has_temperature = true,
         "temperature: the batch has none, config.has_temperature is true");
     ARG(OF_GIVEN, a.picks.ids = &a.of_chosen, "out.ids is given, config.topk is false");

@@ -307,7 +307,7 @@ static double weighted(int64_t t)
     double f = 0;
     for (int64_t i = t * c.config.k; i < (t + 1) * c.config.k; i++)
         f += c.up[i] * c.logp[0][i];
-    return c.config.tail ? f + c.up_tail[t] * c.tail[0][t] : f;
+    return c.config.want_tail ? f + c.up_tail[t] * c.tail[0][t] : f;
 }
 
 T_CASE(the_gradient_is_the_central_difference)

@@ -34,11 +34,11 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     const colo_topk_out_t out = {
         COLO_TOPK_OUT_INIT, .logp = WHERE_ARRAY(logp, m->stat, s->tokens, cfg.k),
         .n_invalid = WHERE_ARRAY(n_invalid, COLO_I64, 1),
-        .tail = WHERE_ARRAY(cfg.tail ? tail : NULL, m->stat, s->tokens),
+        .tail = WHERE_ARRAY(cfg.want_tail ? tail : NULL, m->stat, s->tokens),
         .ids = cfg.topk ? WHERE_ARRAY(chosen, COLO_I64, s->tokens, cfg.k) : NULL};
     const colo_topk_upstream_t d_out = {
         COLO_TOPK_UPSTREAM_INIT, .d_logp = WHERE_ARRAY(up, m->stat, s->tokens, cfg.k),
-        .d_tail = WHERE_ARRAY(cfg.tail ? up_tail : NULL, m->stat, s->tokens)};
+        .d_tail = WHERE_ARRAY(cfg.want_tail ? up_tail : NULL, m->stat, s->tokens)};
     colo_topk_saved_t saved = {COLO_TOPK_SAVED_INIT};
     colo_comm_stats_reset(m->group);
     rank_try(colo_topk_forward(&cfg,
@@ -49,7 +49,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                s->forward_only ? NULL : stats, workspace, NULL));
     t_comm_stats(m->group, &s->after_forward[r]);
     gather_get_stats(m, c->logp[r], logp, n);
-    if (cfg.tail)
+    if (cfg.want_tail)
         gather_get_stats(m, c->tail[r], tail, s->tokens);
     where.get(c->got[r], chosen, (size_t)n * 8);
     where.get(&c->n_invalid[r], n_invalid, 8);
@@ -82,7 +82,7 @@ void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
 void topk_case_tail(topk_case_t *c, uint64_t *rng)
 {
     const int64_t k = c->config.k, vocab = c->shape.vocab;
-    c->config.tail = 1;
+    c->config.want_tail = true;
     for (int64_t t = 0; t < c->shape.tokens; t++) {
         const int64_t start = t_below(rng, vocab), step = vocab % 7 ? 7 : 1;
         for (int64_t i = 0; i < k; i++)
@@ -145,8 +145,8 @@ static void compare_row(const topk_case_t *c, const char *label, int64_t t)
     bool asks = false;
     for (int64_t i = 0; i < k; i++)
         asks = asks || ids[i] >= 0;
-    const bool tail = c->config.tail && asks;
-    for (int r = 0; r < c->shape.ranks && c->config.tail; r++) {
+    const bool tail = c->config.want_tail && asks;
+    for (int r = 0; r < c->shape.ranks && c->config.want_tail; r++) {
         const double want = tail ? ref_topk_tail(&o, z, v, ids, k, 0, NULL) : 0;
         if (!near(c->tail[r][t], want, 8 * u * d + u * fabs(want)))
             fail_msg("%s: rank %d of %d, token %d: log p_tail is %.17g, expected %.17g", label, r,

@@ -58,7 +58,7 @@ class _Topk(_Masked):
     __slots__ = ()
     NAME = 'topk'
     KEEPS, SECOND = False, 'ids'
-    MEMBERS = 'k', 'topk', 'ignore_index', 'tail', 'temperature', 'softcap', 'scale'
+    MEMBERS = 'k', 'topk', 'ignore_index', 'want_tail', 'temperature', 'softcap', 'scale'
 
     def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         rows = self.rows.shape if self.plain else (self.rows.count,)
