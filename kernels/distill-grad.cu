@@ -30,7 +30,7 @@ __device__ R other_slope(const colo_distill_args &p, const row_numbers<R> &k, R 
         u = (t > 0 ? (R)0 : t) -
             (off > (R)-0.5 ? log1p(off) : log(share.large + share.small * exp_of(-fabs(t))));
     } else if (p.divergence != COLO_DIVERGENCE_REVERSE_KL) {
-        u = (R)((t > 0) - (t < 0));
+        u = (R)((t > 0) - (t < 0) - 1);
     }
     return k.slope * prob * (u - k.center);
 }

@@ -53,6 +53,7 @@ __device__ void take_pair(const colo_distill_args &p, const pair_numbers<R> &k, 
     s[0] -= base * down;
     s[1] += t > 0 ? base : t < 0 ? -least : (R)0;
     s[2] += least;
+    s[3] += t > 0 ? (R)0 : t < 0 ? 2 * least : least;
 }
 
 template <typename D, typename E>
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(THREADS) pairs_kernel(const __grid_constant__ 
             (const typename E::elem *)p.targets + t * p.target_row_stride;
         const pair_numbers<R> k = pair_of<R>(p, t);
         const int64_t end = p.saved[t] < CUDART_INF ? p.base.true_columns : 0;
-        R s[COLO_DISTILL_SUMS] = {0, 0, 0};
+        R s[COLO_DISTILL_SUMS] = {0, 0, 0, 0};
         for (int64_t j = first_vector<D>(row) + (int64_t)threadIdx.x * N; j < end;
              j += (int64_t)THREADS * N) {
             R x[N], w[N];

@@ -78,9 +78,9 @@ template <typename R> struct pair_numbers {
 
 template <typename R> __device__ pair_numbers<R> pair_of(const colo_distill_args &p, int64_t t)
 {
-    const double *saved = p.saved + t, m = saved[0], mv = saved[2 * p.base.tokens];
-    return {(R)m, (R)saved[p.base.tokens], (R)mv, (R)saved[3 * p.base.tokens],
-            (R)((mv - m) - saved[5 * p.base.tokens]), (R)p.beta, (R)(1 - p.beta)};
+    const double *saved = p.saved + t;
+    return {(R)saved[0], (R)saved[p.base.tokens], (R)saved[2 * p.base.tokens],
+            (R)saved[3 * p.base.tokens], (R)saved[5 * p.base.tokens], (R)p.beta, (R)(1 - p.beta)};
 }
 
 template <typename R> __device__ R below(R z, R factor, R cap, R top)

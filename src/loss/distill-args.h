@@ -29,12 +29,12 @@
  *   g -> g + (s + expm1(-s)) sum w + expm1(-s) e
  *
  * The divergences that need both normalisers (colo_distill_twice()) read the shards again, relative
- * to what the merge has saved, and gather three sums of a token, in fp64: `sums`. With t = log(p/q)
+ * to what the merge has saved, and gather four sums of a token, in fp64: `sums`. With t = log(p/q)
  * and p_j = m_j (1 + E_j), q_j = m_j (1 + F_j), h(E) = (1 + E) log(1 + E) - E >= 0:
  *
- *   JSD         sum m (beta h(F) + (1 - beta) h(E)), sum p log(p/m) = sum m h(E), 0
- *   TV          sum |p - q|, sum p s, 0
- *   ACCEPTANCE  sum |p - q|, sum p s, sum min(p, q)
+ *   JSD         sum m (beta h(F) + (1 - beta) h(E)), sum p log(p/m) = sum m h(E), 0, 0
+ *   TV          sum |p - q|, sum p s, sum min(p, q), sum p (1 - s)
+ *   ACCEPTANCE  the same
  */
 #ifndef COLO_LOSS_DISTILL_ARGS_H
 #define COLO_LOSS_DISTILL_ARGS_H
@@ -55,21 +55,21 @@ struct colo_distill_args {
     colo_divergence_t divergence;
     double beta;
     int64_t mx, sx, mv, sv, c, d, e, g; /* byte offsets in a block */
-    double *sums;                       /* [ranks, 3, T]: where the blocks were */
+    double *sums;                       /* [ranks, 4, T]: where the blocks were */
     struct {
         void *ce, *kl;
     } out; /* stat dtype */
     /* merge writes, grad reads: f64 [8, T]: M, log Sum x, Mv, log Sum v, Q, K, and of other
-     * divergences than forward KL, whose gradient is F p_j (u_j - A), A and F. log(p_j / q_j) = x_j
-     * - v_j + K. M is NaN for a row that is NaN and +inf for a masked one; Mv = log Sum v = 0 for
-     * probabilities. */
+     * divergences than forward KL, whose gradient is F p_j (u_j - A), A and F; of TV and ACCEPTANCE
+     * u is s - 1 and A is sum p s - 1. log(p_j / q_j) = (x_j - M) - (v_j - Mv) - K. M is NaN for a
+     * row that is NaN and +inf for a masked one; Mv = log Sum v = 0 for probabilities. */
     double *saved;
     struct {
         const void *d_ce, *d_kl;
     } upstream;
 };
 
-enum { COLO_DISTILL_SAVED = 8, COLO_DISTILL_SUMS = 3 }; /* fp64 numbers of a token */
+enum { COLO_DISTILL_SAVED = 8, COLO_DISTILL_SUMS = 4 }; /* fp64 numbers of a token */
 
 #ifdef __CUDACC__
 __host__ __device__

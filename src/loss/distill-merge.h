@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * distill-merge.h (private) - what a token's statistics of all shards become: ce, kl, and what
- * backward reads. The merge kernels of host/distill.c and kernels/distill-stats.cu are loops over this.
+ * backward reads. The merge kernels of host/distill.c and kernels/distill-stats.cu are loops over
+ * this.
  */
 #ifndef COLO_LOSS_DISTILL_MERGE_H
 #define COLO_LOSS_DISTILL_MERGE_H
@@ -96,6 +97,8 @@ COLO_EITHER struct colo_distill_merged colo_distill_merge_row(const struct colo_
         }
         colo_distill_add_near(&near, &rank, reverse ? down : down_v, reverse ? down_v : down);
     }
+    if (!colo_stat_is_sum(sum) || (!args->probs && !colo_stat_is_sum(sum_v)))
+        return g;
     g.m = m;
     g.log_sum = log(sum);
     g.k = 0;
@@ -109,7 +112,7 @@ COLO_EITHER struct colo_distill_merged colo_distill_merge_row(const struct colo_
         g.mv = mv;
         g.log_sum_v = log(sum_v);
         g.q = 1;
-        g.k = (mv - m) + (reverse ? ratio : -ratio);
+        g.k = reverse ? -ratio : ratio;
         g.ce = g.log_sum - c / sum_v;
         g.kl = colo_distill_kl(&near);
     }
@@ -145,7 +148,7 @@ COLO_EITHER void colo_distill_finish_token(const struct colo_distill_args *args,
     const bool f64 = args->base.dtype == COLO_F64;
     const int64_t tokens = args->base.tokens;
     const double m = args->saved[t];
-    double s[COLO_DISTILL_SUMS] = {0, 0, 0}, d = 0, factor = 0;
+    double s[COLO_DISTILL_SUMS] = {0, 0, 0, 0}, d = 0, factor = 0;
     for (int32_t r = 0; r < args->base.ranks; r++)
         for (int i = 0; i < COLO_DISTILL_SUMS; i++)
             s[i] += args->sums[(r * COLO_DISTILL_SUMS + i) * tokens + t];
@@ -166,6 +169,10 @@ COLO_EITHER void colo_distill_finish_token(const struct colo_distill_args *args,
         d = COLO_STAT_NAN;
     if (m == COLO_STAT_INF)
         d = 0;
+    /* near -1 the first has lost digits that the division by a small alpha needs; at -1 the second
+     * is not exact, where p is q */
+    if (args->divergence != COLO_DIVERGENCE_JSD)
+        s[1] = s[3] < 0.5 ? -s[3] : s[1] - 1;
     if (args->out.kl)
         colo_stat_put(args->out.kl, f64, t, d);
     args->saved[6 * tokens + t] = s[1];
@@ -210,9 +217,11 @@ COLO_EITHER void colo_distill_pair(const struct colo_distill_args *args, double 
         return;
     }
     s[0] -= base * down;
+    const double least = exp(t > 0 ? lq : lp);
     if (t != 0)
-        s[1] += t > 0 ? base : -exp(lp);
-    s[2] += exp(t > 0 ? lq : lp);
+        s[1] += t > 0 ? base : -least;
+    s[2] += least;
+    s[3] += t > 0 ? 0 : t < 0 ? 2 * least : least;
 }
 
 /* What the gradient of a column of another divergence than forward KL has instead of p - q, by
@@ -225,7 +234,7 @@ COLO_EITHER double colo_distill_slope(const struct colo_distill_args *args, doub
         /* log(p/m) = -log(beta e^-t + 1 - beta) */
         u = (t > 0 ? 0 : t) - colo_distill_log_mean(colo_distill_shares(args, t), t);
     } else if (args->divergence != COLO_DIVERGENCE_REVERSE_KL) {
-        u = (t > 0) - (t < 0);
+        u = (t > 0) - (t < 0) - 1;
     }
     return factor * p * (u - center);
 }

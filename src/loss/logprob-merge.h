@@ -89,15 +89,14 @@ COLO_EITHER struct colo_logprob_merged colo_logprob_merge_row(const struct colo_
             g.arg = arg < g.arg ? arg : g.arg;
         }
     }
-    /* The largest x alone makes it about 1, unless M, rounded, is so far from it that this is 0 or
-     * infinite. */
-    if (!(sum > 0 && sum < COLO_STAT_INF))
+    if (!colo_stat_is_sum(sum))
         return colo_logprob_nothing();
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_stat_at_least_0(g.log_sum - u / sum) : 0;
     g.mean = d / (double)(args->own ? args->own : args->config.logits.vocab);
     g.w = b->w >= 0 ? w / (double)args->config.logits.vocab : 1;
-    g.p2 = q / (sum * sum);
+    /* a sum of squares: it leaves fp32 before the sum does */
+    g.p2 = q >= (f64 ? 0x1p-1022 : 0x1p-126) && q < COLO_STAT_INF ? q / (sum * sum) : COLO_STAT_NAN;
     g.p2 = g.p2 > 1 ? 1 : g.p2;
     return g;
 }

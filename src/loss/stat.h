@@ -54,6 +54,13 @@ COLO_EITHER double colo_stat_max(double a, double b)
     return a > b || a != a ? a : b;
 }
 
+/* Is @sum one of e^(x - M) whose M is about the largest x? That one alone then makes it about 1. If
+ * M, rounded, is farther away, sums of e^(x - M) times what is large may not fit into fp32. */
+COLO_EITHER bool colo_stat_is_sum(double sum)
+{
+    return sum > 0x1p-100 && sum < 0x1p100;
+}
+
 /* log(1 + e) - e, with the digits of e near 0 */
 COLO_EITHER double colo_stat_log1p_minus(double e)
 {

@@ -521,7 +521,8 @@ static bool is_same(const struct colo_logprob_args *args, int64_t offset, int64_
 }
 
 /* Does the first rank's row @k show that its logits are not all alike? A sum of e^(x - m) that is
- * an integer is one of zeros and ones. Without sums two maxima have to differ. */
+ * an integer is one of zeros and ones; m is rounded, so it may be off by that. Without sums two
+ * maxima have to differ. */
 static bool is_varied(const struct colo_logprob_args *args,
                       const struct colo_loss_comparison *comparison, int64_t k)
 {
@@ -533,7 +534,8 @@ static bool is_varied(const struct colo_logprob_args *args,
             continue;
         if (comparison->s >= 0) {
             const double s = colo_scalar_get(comparison->dtype, block + comparison->s, k);
-            if (s != floor(s))
+            const double unit = comparison->dtype == COLO_F64 ? 0x1p-52 : 0x1p-23;
+            if (fabs(s - round(s)) > unit * (1 + fabs(m)) * s)
                 return true;
         } else if (k > 0 && m != colo_scalar_get(comparison->dtype, maxima, k - 1)) {
             return true;

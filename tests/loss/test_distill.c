@@ -277,6 +277,119 @@ T_CASE_IF(where.mem == COLO_MEM_HOST, an_offset_that_fp32_cannot_hold_costs_no_d
         }
 }
 
+enum { FAR = 16 }; /* columns of the rows that follow */
+
+/* p and q are 1 and 1/16 in one column, 0 and 1/16 in the others, or the other way round. */
+static double far_jsd(void)
+{
+    const double one = 17.0 / 32, other = 1.0 / 32;
+    return 0.5 * (-log(one) + log(1 / 16.0 / one) / 16 + 15 / 16.0 * log(1 / 16.0 / other));
+}
+
+/* A teacher or a student of one column, as far above the others as fp32 goes, beside one that has
+ * all columns alike. */
+T_CASE(one_sides_offset_of_any_size_costs_no_digit)
+{
+    uint64_t rng = t_seed() + 30;
+    const double wanted[] = {far_jsd(), 15 / 16.0, log(16)};
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 3; d++)
+            for (int kind = 0; kind < 3; kind++)
+                for (int side = 0; side < 2; side++)
+                    for (double offset = 1e3; offset < 1e38; offset *= 1e5) {
+                        const colo_dtype_t dtype = loss_dtypes[d];
+                        if (dtype == COLO_F16)
+                            continue;
+                        distill_case_init(&c, worlds[w], 1, FAR, false, dtype, dtype, 0, &rng);
+                        distill_case_diverge(&c, COLO_DIVERGENCE_JSD + (colo_divergence_t)kind,
+                                             0.5);
+                        c.no_ce = true;
+                        for (int j = 0; j < FAR; j++)
+                            c.z[j] = c.w[j] = -100;
+                        (side ? c.z : c.w)[5] = loss_round(dtype, offset);
+                        assert_ok(run());
+                        for (int r = 0; r < worlds[w]; r++)
+                            if (!(fabs(c.out[r][1][0] - wanted[kind]) < 1e-6 * where.slack))
+                                fail_msg("W %d, divergence %d, %s at %g: %.9g, expected %.9g",
+                                         worlds[w], 2 + kind, side ? "student" : "teacher", offset,
+                                         c.out[r][1][0], wanted[kind]);
+                    }
+}
+
+/* Of column j the gradient is -p_j P (p > q) / alpha where p < q, and p_j P (p < q) / alpha where p
+ * > q: each has the digits of its own sum. */
+T_CASE(a_draft_that_is_rarely_accepted_has_its_gradient)
+{
+    uint64_t rng = t_seed() + 31;
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++)
+            for (int far = 4; far < 60; far += 8) {
+                double p[FAR], q[FAR], sum = 0, sum_q = 0, more = 0, less = 0, alpha = 0;
+                distill_case_init(&c, worlds[w], 1, FAR, false, loss_dtypes[d], loss_dtypes[d], 0,
+                                  &rng);
+                distill_case_diverge(&c, COLO_DIVERGENCE_ACCEPTANCE, 0);
+                c.no_ce = true;
+                c.up[1][0] = 1;
+                for (int j = 0; j < FAR; j++) {
+                    c.z[j] = j % 4 == 0 ? 0.25 * j : -far - j % 3;
+                    c.w[j] = j % 4 == 1 ? 0.125 * (j - 1) : -far - 2 - j % 5;
+                    sum += exp(c.z[j]);
+                    sum_q += exp(c.w[j]);
+                }
+                for (int j = 0; j < FAR; j++) {
+                    p[j] = exp(c.z[j]) / sum;
+                    q[j] = exp(c.w[j]) / sum_q;
+                    *(p[j] > q[j] ? &more : &less) += p[j];
+                    alpha += fmin(p[j], q[j]);
+                }
+                assert_ok(run());
+                for (int j = 0; j < FAR; j++) {
+                    const double want = p[j] * (p[j] > q[j] ? less : -more) / alpha,
+                                 tol = fabs(want) * (ldexp(1, d == 2   ? -7
+                                                              : d == 3 ? -9
+                                                                       : -18)) +
+                                       (d == 3 ? 0x1p-24 : 1e-37);
+                    if (!(fabs(c.dz[j] - want) <= tol * where.slack))
+                        fail_msg("W %d, %s, alpha %g, column %d: %.9g, expected %.9g", worlds[w],
+                                 colo_dtype_name(loss_dtypes[d]), alpha, j, c.dz[j], want);
+                }
+            }
+}
+
+/* Of a maximum that fp32 holds to 256 what may come out is NaN, or right. */
+T_CASE(a_maximum_that_fp32_holds_too_coarsely_is_nan)
+{
+    static const double temperatures[] = {3, 1.7};
+    uint64_t rng = t_seed() + 32;
+    for (int w = 0; w < 4; w++)
+        for (colo_divergence_t kind = COLO_DIVERGENCE_FORWARD_KL;
+             kind <= COLO_DIVERGENCE_ACCEPTANCE; kind++)
+            for (double offset = 1e9; offset < 1e12; offset *= sqrt(10))
+                for (int i = 0; i < 4; i++) {
+                    const bool student = i % 2;
+                    const double temperature = temperatures[i / 2];
+                    distill_case_init(&c, worlds[w], 1, FAR, false, COLO_F32, COLO_F32, 0, &rng);
+                    distill_case_diverge(&c, kind, 0.5);
+                    c.no_ce = true;
+                    c.config.logits.temperature = c.config.target_temperature = temperature;
+                    for (int j = 0; j < FAR; j++)
+                        c.z[j] = c.w[j] = -100;
+                    (student ? c.z : c.w)[5] = loss_round(COLO_F32, offset);
+                    assert_ok(run());
+                    const bool far = kind <= COLO_DIVERGENCE_REVERSE_KL &&
+                                     student == (kind == COLO_DIVERGENCE_FORWARD_KL);
+                    const double got = c.out[0][1][0],
+                                 want = far ? offset / temperature * 15 / 16
+                                        : kind == COLO_DIVERGENCE_JSD ? far_jsd()
+                                        : kind == COLO_DIVERGENCE_TV  ? 15 / 16.0
+                                                                      : log(16);
+                    if (!isnan(got) && !(fabs(got - want) <= 1e-5 * where.slack * want))
+                        fail_msg("W %d, divergence %d, %s at %g: %.9g, expected %.9g", worlds[w],
+                                 (int)kind, student ? "student" : "teacher", offset, got, want);
+                    assert_true(!isnan(got) || all_of(IS_NAN, c.dz, FAR));
+                }
+}
+
 /* ---- special values ---- */
 
 enum { Z_NAN, Z_PLUS, Z_MINUS, W_NAN, W_PLUS, W_MINUS, MASKED, GAPS, PLAIN, ROWS };

@@ -70,7 +70,9 @@ T_CASE(equal_shards_of_a_vocabulary_are_taken)
             *last = loss_round(c.dtype, *last - 1);
         }
         for (int64_t k = 0; k < T * c.vocab && i / 8 >= 2; k++)
-            c.z[k] = i / 8 == 3 && k % EACH == 5 ? -INFINITY : 0.5;
+            c.z[k] = i / 8 == 3 && k % EACH == 5 ? -INFINITY : 0.5 - 300 * (i % 4 > 1);
+        if (i / 8 >= 2) /* the maximum is rounded then, and sums of e^(x - m) are no integers */
+            c.config.logits.temperature = 0.7;
         for (int64_t t = 0; t < T && i / 8 == 3; t++)
             c.targets[t] = 0;
         c.config.want_loss = i / 8 != 3; /* no smoothing, where the oracle would have infinities */

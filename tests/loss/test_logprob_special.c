@@ -335,4 +335,29 @@ T_CASE(an_x_that_rounds_by_more_than_exponentials_hold_is_nan)
     }
 }
 
+/* Of what fp32 holds to 128 or to 256 sums of e^(x - m) x and of e^(2 (x - m)) overflow before that
+ * of e^(x - m) does. */
+T_CASE(what_an_x_that_rounds_far_leaves_is_right_or_nan)
+{
+    for (int i = 0; i < 6; i++)
+        for (double z = 1e9; z < 2e10; z *= pow(10, 1.0 / 32)) {
+            const int w = i / 2;
+            uint64_t rng = t_seed() + 6;
+            T_ENDS(loss_case_free) loss_case_t c;
+            loss_case_init(&c, worlds[w], 1, 4, COLO_F32, 0, &rng);
+            c.config.want_entropy = c.config.want_sum_p2 = true;
+            c.config.logits.temperature = i % 2 ? 1.7 : 3;
+            for (int j = 0; j < 4; j++)
+                c.z[j] = j < 2 ? loss_round(COLO_F32, z) : 0;
+            c.targets[0] = 1;
+            assert_ok(loss_case_run(&c));
+            for (int r = 0; r < worlds[w]; r++) {
+                const double h = c.out[r][1][0], p2 = c.out[r][4][0];
+                assert_true(isnan(h) || fabs(h - log(2)) < 1e-4);
+                assert_true(isnan(p2) || fabs(p2 - 0.5) < 1e-4);
+                assert_true(z > 1.5e9 || !isnan(h));
+            }
+        }
+}
+
 T_MAIN("loss/logprob_special")

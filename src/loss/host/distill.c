@@ -119,13 +119,13 @@ colo_status_t colo_host_distill_pairs(const struct colo_distill_args *args, colo
     const int64_t tokens = args->base.tokens;
     double *sums = args->sums + args->base.rank * COLO_DISTILL_SUMS * tokens;
     for (int64_t token = 0; token < tokens; token++) {
-        const double m = saved_of(args, 0, token), lse = m + saved_of(args, 1, token),
-                     lse_v = saved_of(args, 2, token) + saved_of(args, 3, token),
+        const double m = saved_of(args, 0, token), log_sum = saved_of(args, 1, token),
+                     mv = saved_of(args, 2, token), log_sum_v = saved_of(args, 3, token),
                      k = saved_of(args, 5, token);
-        double s[COLO_DISTILL_SUMS] = {0, 0, 0};
+        double s[COLO_DISTILL_SUMS] = {0, 0, 0, 0};
         for (int64_t j = 0; m < INFINITY && j < args->base.true_columns; j++) {
-            const double x = x_of(args, token, j), v = v_of(args, token, j);
-            colo_distill_pair(args, x - lse, v - lse_v, x - v + k, s);
+            const double x = x_of(args, token, j) - m, v = v_of(args, token, j) - mv;
+            colo_distill_pair(args, x - log_sum, v - log_sum_v, x - v - k, s);
         }
         for (int i = 0; i < COLO_DISTILL_SUMS; i++)
             sums[i * tokens + token] = s[i];
@@ -172,8 +172,9 @@ colo_status_t colo_host_distill_grad(const struct colo_distill_args *args, colo_
                                              : exp(v_of(args, token, j) - mv - log_sum_v);
                 dz = (forward ? g + up : g) * (q_all * p - q);
                 if (!forward && up != 0 && p > 0) /* else there is no slope to ask for */
-                    dz += up *
-                          colo_distill_slope(args, p, x - v_of(args, token, j) + k, center, factor);
+                    dz +=
+                        up * colo_distill_slope(args, p, (x - m) - (v_of(args, token, j) - mv) - k,
+                                                center, factor);
                 dz *= slope(args, x);
             }
             if (j >= args->base.true_columns)
