@@ -164,6 +164,8 @@ static colo_status_t merge(const struct colo_loss_call *call, struct colo_logpro
 #define ARRAY(member) offsetof(struct colo_distill_args, member), 0, 0
 static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)}, {ARRAY(sv)},
                                             {ARRAY(c)},  {ARRAY(d)},  {ARRAY(e)},  {ARRAY(g)}};
+static_assert(COLO_DISTILL_SUMS * sizeof(double) <= sizeof arrays / sizeof *arrays * sizeof(float),
+              "sums of the second read lie where the blocks were");
 static const struct colo_loss_kind kind = {
     .name = "distill",
     .config = COLO_LOSS_SIZED("distill: config", colo_distill_config_t, targets,
