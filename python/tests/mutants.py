@@ -632,10 +632,12 @@ MUTANTS = {
         'torch/calls.py', 'except _ERRORS as why:',
         'except Exception as why:', 'test_torch_saved.py', 'test_an_exception_that_ends'),
     'shards are not asked for again after a mismatch': (
-        'torch/ranks.py', "for known in ('_shards', '_logprobs', '_linear_plans'):", 'for known in ():', 'test_torch_logprob.py',
+        'torch/ranks.py', "for known in ('_shards', '_distilled', '_logprobs', '_linear_plans'):", 'for known in ():', 'test_torch_logprob.py',
         'one_rank_corrects'),
     'plans of a head keep shards after a mismatch': (
         'torch/ranks.py', "'_logprobs', '_linear_plans')", "'_logprobs')", 'test_torch_logprob.py', 'one_rank_corrects'),
+    'shards of two heads are not asked for again after a mismatch': (
+        'torch/ranks.py', "'_distilled', ", '', 'test_torch_logprob.py', 'one_rank_corrects'),
     'a head that one rank cannot make is waited for': (
         'torch/linear_plan.py', 'groups.refuse(comm, why), groups.refuse(head_comm, why)', 'pass', 'test_refusals.py',
         'cannot_be_made or cannot and made'),

@@ -497,19 +497,23 @@ def test_one_ranks_mistake_is_every_ranks_error(world):
     world.run(mistakes)
 
 
-@pytest.mark.parametrize('linear', (False, True))
-def test_shards_that_one_rank_corrects_are_asked_for_again(linear):
+@pytest.mark.parametrize('of', ('logprob', 'linear_logprob', 'linear_distill'))
+def test_shards_that_one_rank_corrects_are_asked_for_again(of):
     def corrected(world):
         z, t, _ = case((2, 3), torch.float32)
         lo = 5 * world.rank
 
         def call(first):
-            if linear:
+            if of == 'linear_distill':
+                head = ct.Head(torch.ones(5, 4), vocab=(first, None))
+                return ct.linear_distill(z[..., :4], head, z[..., 4:8], head, reduction='none', mode='logprob', tp_group=world)
+            if of == 'linear_logprob':
                 return linear_logprob(z[..., :4], torch.ones(5, 4), target=t % 20, tp_group=world, vocab=(first, None))
             return ct.logprob(z[..., lo:lo + 5], t % 20, tp_group=world, vocab=(first, None))
         with pytest.raises(cb.MismatchError, match='of the vocabulary'):
             call(9 if world.rank == 1 else lo)
-        assert call(lo).shape == (2, 3)
+        for _ in range(2):
+            assert call(lo).shape == (2, 3)
 
     cb.run_threads(4, corrected)
 

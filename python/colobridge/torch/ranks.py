@@ -192,7 +192,7 @@ def heard(comm: Comm, why: BaseException, doing: dict[str, Any] | None = None) -
                     'frozen or whose x is None, pass frozen=True to the Bridge on all ranks, or use torch.no_grad() on all'
                     % (why, 'here' if doing['requires_grad'] else 'elsewhere, not here'), *why.args[1:])
     if isinstance(why, MismatchError):  # on all of them: what they know of each other's shards may be wrong
-        for known in ('_shards', '_logprobs', '_linear_plans'):
+        for known in ('_shards', '_distilled', '_logprobs', '_linear_plans'):
             comm.__dict__.pop(known, None)
     if comm._handle and _is_dead(comm):
         _hear(comm)
