@@ -878,8 +878,12 @@ MUTANTS = {
     'tokens of a group are counted on this rank alone': (
         'torch/grouped.py', 'self.den = OverRanks.apply(_by_group(', 'self.den = (lambda x, _: x)(_by_group(', 'test_torch_grouped.py', 'all_ranks'),
     'a group without a token makes the total NaN': (
-        'torch/grouped.py', 'torch.where(self.den == 0, 1.0, self.den.reciprocal())', 'self.den.reciprocal()', 'test_torch_grouped.py',
+        'torch/grouped.py', 'torch.where(self.den == 0, 0.0, self.den.reciprocal())', 'self.den.reciprocal()', 'test_torch_grouped.py',
         'alone and loss'),
+    'a group without weight is not divided': (
+        'torch/grouped.py', 'torch.where(self.den == 0, 0.0,', 'torch.where(self.den == 0, 1.0,', 'test_torch_grouped.py', 'weigh_nothing'),
+    'what rounding leaves of a teacher costs infinitely': (
+        'torch/losses.py', '(left <= 4 * torch.finfo(logp.dtype).eps)', '(left <= 0)', 'test_torch_losses.py', 'top_k_special'),
     'a group has the weight of the first': (
         'torch/grouped.py', '((self.weight * self.factor)[self.index]', '((self.weight[0] * self.factor)[self.index]', 'test_torch_grouped.py',
         'alone and loss'),

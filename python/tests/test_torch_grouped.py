@@ -105,6 +105,22 @@ def test_classes_weigh_in_the_loss_and_in_what_it_is_divided_by(mode):
     near(made.loss.detach(), torch.where(want[3] > 0, want[1], torch.zeros(G).double()), torch.float64, 'loss')
 
 
+@pytest.mark.parametrize('mode', ['loss', 'logprob', 'keep', 'logits'])
+def test_a_group_whose_classes_weigh_nothing_has_a_mean_of_0(mode):
+    """Its num is not 0: smoothing weighs the other classes."""
+    h, w, t, g, _ = batch()
+    none, counts = (g == 0) & (t != -100), t != -100
+    t = torch.where(none, 0, torch.where(counts, 1 + t % 4, t))
+    assert CLASSES[0] == 0 and none.any()
+    x, y = leaf(h), leaf(w)
+    options = dict(groups=g, group_weight=[1.0, 2.0, 1.0, 1.0, 1.0], class_weight=CLASSES, label_smoothing=0.2)
+    made = ct.nll(x @ y.t(), t, **options) if mode == 'logits' else ct.linear_nll(x, y, t, mode=mode, **options)
+    made.total.backward()
+    assert made.den[0] == 0 and made.num[0] > 0 and made.loss[0] == 0 and (made.loss[1:3] > 0).all()
+    near(made.total.detach(), (made.loss.detach() * torch.tensor(options['group_weight'])).sum(), torch.float64, 'total')
+    assert (x.grad[none] == 0).all() and (x.grad[counts & ~none] != 0).any()
+
+
 def divided(world, mode, part=False):
     """Two ranks share the vocabulary, two have other tokens"""
     tp, dp = world.split_color(world.rank // 2, world.rank), world.split_color(world.rank % 2, world.rank)

@@ -390,6 +390,12 @@ def test_top_k_special_values():
     d.sum().backward()
     torch.testing.assert_close(d, -z[:1].log_softmax(-1)[:, 0])
     assert x.grad.isfinite().all()
+    for dtype, rounds in itertools.product((torch.float32, torch.bfloat16, torch.float64), (1.0, 0.9)):
+        x = z.to(torch.float64 if dtype == torch.float64 else torch.float32)  # no column is outside of the ids
+        every, teacher = torch.arange(6).expand(3, 6), (2 * z.flip(-1)).double().log_softmax(-1).to(dtype)
+        d = ct.topk_distill(x, every, teacher + math.log(rounds), reduction='none')
+        want = KINDS['forward_kl'](x.double().log_softmax(-1), teacher.double())
+        assert (d == INF).all() if rounds < 1 else torch.allclose(d.double(), want, rtol=0, atol=1e-2 if dtype == torch.bfloat16 else 1e-6)
     for kind, tail, given in itertools.product(('forward_kl', 'reverse_kl'), (True, False), ([0, 1], [0, 6])):
         x = z[:1].clone()
         x[0, 2] = math.nan if given[1] == 1 else 0  # a row of NaN; an id that is none, of which the teacher says q = 0

@@ -89,7 +89,7 @@ class Grouping:
             self.of_token = self.of_token.masked_fill(self.outside, float('nan'))
         den = self.of_token.double() if of_class is None else self.of_token.double() * of_class
         self.den = OverRanks.apply(_by_group(den.reshape(-1), self.index, self.count), comm)
-        self.factor = torch.where(self.den == 0, 1.0, self.den.reciprocal()) if mean else torch.ones_like(self.den)
+        self.factor = torch.where(self.den == 0, 0.0, self.den.reciprocal()) if mean else torch.ones_like(self.den)
 
     def alpha(self) -> Any:
         """What the total multiplies each token's loss by."""
@@ -98,6 +98,6 @@ class Grouping:
     def losses(self, loss: Any, total: Any = None) -> tuple[Any, Any, Any, Any]:
         """GroupedLoss's, of the loss of each token. total: if it is made already"""
         num = OverRanks.apply(_by_group((loss * self.of_token).reshape(-1).double(), self.index, self.count), self.comm)
-        each = num * self.factor
+        each = torch.where(num.isinf() & (self.factor == 0), 0.0, num * self.factor)  # NaN stays
         real = self.of_token.dtype
         return (each * self.weight).sum().to(real) if total is None else total, each.to(real), num, self.den

@@ -377,9 +377,11 @@ def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: t
         real, q = lp.dtype, lq
         lp = lp.double().masked_fill(ids == ignore_index, -torch.inf)
         if tail:
-            left = (-torch.expm1(q.logsumexp(-1, keepdim=True))).clamp(min=0).log()
+            left, beyond = (-torch.expm1(q.logsumexp(-1, keepdim=True))).clamp(min=0), rest[0].double()[..., None]
+            # where the student has no other column, what rounding of the teacher's leaves is nothing: sum q |log q| is at most log k
+            left = left.masked_fill((beyond == -torch.inf) & (left <= 4 * torch.finfo(logp.dtype).eps), 0.0).log()
             nothing = (ids == ignore_index).all(-1, keepdim=True)  # the tail is all there is
-            lp, q = torch.cat([lp, rest[0].double()[..., None]], -1), torch.cat([q, left.masked_fill(nothing, 0.0)], -1)
+            lp, q = torch.cat([lp, beyond], -1), torch.cat([q, left.masked_fill(nothing, 0.0)], -1)
         d = _Divergence.apply(lp, q, kind == 'reverse_kl')
         return (d if mask is None else d.masked_fill(mask == 0, 0.0)).to(real)
     return averaged(_TOPK_DISTILL, made, o, mask, reduction, reduce_group)
