@@ -86,7 +86,11 @@ MUTANTS = {
     'columns of other shards are those of this one': (
         'compat/nemo_rl_groups.py', '.masked_fill(~mine, 0.0)\n    return found', '\n    return found', 'test_compat_groups.py', 'columns_of'),
     'a draft is compared with the k ids of one shard': (
-        'compat/skyrl.py', 'best, tp_group=vocab_parallel_group', 'best, tp_group=None', 'test_compat_groups.py', 'against_a_teacher'),
+        'compat/skyrl.py', 'distill(student, teacher, tp_group=group,', 'distill(student, teacher, tp_group=None,', 'test_compat_groups.py', 'against_a_teacher'),
+    'a draft reads what its mask leaves out': (
+        'compat/skyrl.py', ', mask=mask != 0).ce', ').ce', 'test_compat_groups.py', 'against_a_teacher'),
+    'columns of a DTensor are as many as the last rank has': (
+        'compat/nemo_rl.py', 'rank() * -(-vocab // group.size()), vocab)', 'rank() * logits.shape[-1], vocab)', 'test_compat_groups.py', 'dtensors'),
     'the z-loss of Liger has class weights': (
         'compat/liger.py', 'None if z_loss is None else z_loss / valid', 'None if z_loss is None else z_loss / den', 'test_compat_liger.py', 'besides'),
     'a class weight of 0 makes the loss NaN': (
@@ -350,7 +354,7 @@ MUTANTS = {
     'a top-p of 1 leaves out ids whose mass rounds to 0': (
         'torch/sampling.py', 'if top_p == 1:  # keeps', 'if False:  # keeps', 'test_sampling.py', 'top_p_of_1'),
     'a row of NaN has a list': (
-        'compat/shared.py', 'Support(ids))', 'Support(ids.clamp(min=0)))', 'test_sampling.py',
+        'compat/shared.py', 'Support(ids), vocab)', 'Support(ids.clamp(min=0)), vocab)', 'test_sampling.py',
         'test_rows_without'),
     'targets that are rolled are rolled again': (
         'compat/shared.py', 'rolled = target if pre_rolled else target[places.after]', 'rolled = target[places.after]',

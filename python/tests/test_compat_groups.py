@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drop-ins over context ranks, and of columns of the vocabulary: NeMo-RL's, SkyRL's and Megatron's, against PyTorch in fp64."""
+import math
+
 import pytest
 
 torch = pytest.importorskip('torch')
@@ -255,6 +257,15 @@ def test_cross_entropy_against_a_teacher(size):
             torch.testing.assert_close(loss.double(), (ce * some).sum().detach() / by, **NEAR)
         loss = compat.draft_soft_ce(mine, columns(teacher, world), some / 10, None, world)  # of 0.24 tokens: divided by 1
         torch.testing.assert_close(loss.double(), (ce * some).sum().detach() / 10, **NEAR)
+        padded, teachers = mine.detach().clone(), columns(teacher, world).clone()
+        some = mask * torch.tensor([0., 0., 1., 0.]).repeat(S // 4)
+        padded[:, ::4], padded[:, 1::4], teachers[:, 3::4] = math.nan, -math.inf, math.nan  # where some is 0
+        for call in (compat.draft_soft_ce, lambda *given: compat.draft_soft_ce_topk(*given[:3], 99, *given[3:])):
+            leaf = padded.clone().requires_grad_()
+            loss = call(leaf, teachers, some, 2.0, world)
+            torch.testing.assert_close(loss.double(), (ce * some).sum().detach() / 2, **NEAR)
+            loss.backward()
+            assert torch.equal(leaf.grad.abs().sum(-1) != 0, some != 0)
         for shift in (1, 3):
             moved = torch.cat([teacher[:, shift:], teacher[:, :shift]], 1).contiguous()
             alike = [compat.draft_soft_ce_topk(mine, columns(t, world), mask, k, None, world, roll)
@@ -320,6 +331,9 @@ def of_dtensors(rank):
             torch.testing.assert_close(got.double(), want.detach(), **NEAR)
             got.square().sum().backward()
             torch.testing.assert_close(mine.grad.to_local().double(), distribute_tensor(whole.grad, mesh, placed).to_local(), **NEAR)
+        uneven, ids = z[..., :V - 1], t.clamp(max=V - 2)
+        torch.testing.assert_close(compat.get_logprobs_from_vocab_parallel_logits(distribute_tensor(uneven, mesh, placed), ids),
+                                   torch.log_softmax(uneven, -1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0], **NEAR)
         group = mesh['tp'] if len(shape) > 1 else mesh
         mine = distribute_tensor(z, mesh, placed)
         assert torch.equal(compat.vocab_parallel_argmax(mine, tp_group=group), z.argmax(-1))

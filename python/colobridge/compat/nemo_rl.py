@@ -310,7 +310,9 @@ def get_logprobs_from_vocab_parallel_logits(vocab_parallel_logits: torch.Tensor,
         raise ArgumentError("%s: vocab_parallel_logits are %s, expected a DTensor over a mesh with a dim \"tp\"" % (
             what, said(vocab_parallel_logits) if mesh is None else 'a DTensor over a mesh of dims %s' % (mesh.mesh_dim_names,)))
     logits, group = local(vocab_parallel_logits), mesh['tp'] if mesh.ndim > 1 else mesh
-    start, ids, context = group.get_local_rank() * logits.shape[-1], local(input_ids), None
+    vocab = vocab_parallel_logits.shape[-1]
+    start = min(group.get_local_rank() * -(-vocab // group.size()), vocab)  # Shard() has even parts but for the last ones
+    ids, context = local(input_ids), None
     if hasattr(input_ids, 'placements'):
         of = input_ids.device_mesh
         for i, placement in enumerate(input_ids.placements):
@@ -325,13 +327,19 @@ def get_logprobs_from_vocab_parallel_logits(vocab_parallel_logits: torch.Tensor,
                             "DTensor with Shard(1) over a mesh dim \"cp\" of several ranks" % (
                                 what, 'None' if seq_index is None else 'given', said(ids)))
     if context is not None:
-        return _of_context(logits, ids, seq_index, start, group, context, chunk_size, sampling_params)
-    return from_parallel_logits_to_logprobs(logits, ids, start, start + logits.shape[-1], group, not torch.is_grad_enabled(), None,
-                                            chunk_size, sampling_params)
+        return _of_context(logits, ids, seq_index, start, vocab, group, context, chunk_size, sampling_params)
+    return _of_batch(logits, ids, start, vocab, group, chunk_size, sampling_params)
 
 
 @eager
-def _of_context(logits: Any, ids: Any, positions: Any, start: int, tp_group: Any, cp_group: Any, chunk: Any, params: Any) -> Any:
+def _of_batch(logits: Any, ids: Any, start: int, vocab: int, group: Any, chunk: Any, params: Any) -> Any:
+    what = 'get_logprobs_from_vocab_parallel_logits'
+    return shifted(what, logits, ids, None, lambda own: sampled(
+        logits, own, start, start + logits.shape[-1], group, chunk, not torch.is_grad_enabled(), what, params, vocab))
+
+
+@eager
+def _of_context(logits: Any, ids: Any, positions: Any, start: int, vocab: int, tp_group: Any, cp_group: Any, chunk: Any, params: Any) -> Any:
     """positions: of all tokens, cp rank after cp rank"""
     what = 'get_logprobs_from_vocab_parallel_logits'
     comm = comm_of(cp_group, logits.device, what + ': cp')
@@ -344,7 +352,7 @@ def _of_context(logits: Any, ids: Any, positions: Any, start: int, tp_group: Any
     places = order.argsort()
     whole = Columns.apply(ids, comm)[:, places].roll(-1, 1)  # in the order of positions
     own = whole[:, order[comm.rank * each:(comm.rank + 1) * each]]
-    logp = sampled(logits, own, start, start + logits.shape[-1], tp_group, chunk, not torch.is_grad_enabled(), what, params)
+    logp = sampled(logits, own, start, start + logits.shape[-1], tp_group, chunk, not torch.is_grad_enabled(), what, params, vocab)
     return Columns.apply(logp, comm)[:, places][:, :-1]
 
 

@@ -55,9 +55,10 @@ def local(t: Any) -> Any:
 
 @eager
 def logp_of(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
-            inference_only: bool, what: str, support: Any = None) -> Any:
+            inference_only: bool, what: str, support: Any = None, vocab: int | None = None) -> Any:
+    """vocab: V, of whom knows it; else ranks are asked"""
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-        return f32(outputs(what, logits, target, ('logp',), tp_group=group, start=int(start), end=int(end),
+        return f32(outputs(what, logits, target, ('logp',), tp_group=group, start=int(start), end=int(end), vocab=vocab,
                            lenient_targets=True, ignore_index=NONE_IGNORED, chunk_size=int(chunk or 0), support=support)[0])
 
 
@@ -109,7 +110,7 @@ def packed_logp(what: str, source: Any, target: Any, cu: Any, width: int, cp_gro
 # ---- top-k and top-p ----
 
 def sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
-            inference_only: bool, what: str, params: Any) -> Any:
+            inference_only: bool, what: str, params: Any, vocab: int | None = None) -> Any:
     """logp_of() over the ids that sampling parameters keep"""
     top_k, top_p = getattr(params, 'top_k', None), getattr(params, 'top_p', None)
     top_k, top_p = 0 if top_k in (None, -1) else int(top_k), 1.0 if top_p is None else float(top_p)
@@ -117,22 +118,22 @@ def sampled(logits: Any, target: Any, start: int, end: int, group: Any, chunk: i
         raise ArgumentError("%s: sampling_params has top_k %d and top_p %g, expected top_k >= 1 (None, -1 or 0: all "
                             "ids) and 0 < top_p <= 1 (None: 1)" % (what, top_k, top_p))
     if not top_k and top_p == 1:
-        return logp_of(logits, target, start, end, group, chunk, inference_only, what)
+        return logp_of(logits, target, start, end, group, chunk, inference_only, what, vocab=vocab)
     if target.shape != logits.shape[:-1]:
         raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last axis"
                             % (what, list(target.shape), list(logits.shape[:-1])))
     first, end = int(start), int(end)
-    vocab = vocabulary(what, logits.shape[-1], logits.device, first, end, group)
+    vocab = vocab or vocabulary(what, logits.shape[-1], logits.device, first, end, group)
     if not 0 < top_k <= min(256, vocab):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
             among = kept(what, logits[..., :end - first], target, first, vocab, group, top_k, top_p, int(chunk or 0))
-            return logp_of(among, target, first, end, group, chunk, inference_only, what)
+            return logp_of(among, target, first, end, group, chunk, inference_only, what, vocab=vocab)
     with torch.no_grad():
         best = topk_logprob(logits, top_k, tp_group=group, vocab=(first, vocab))
         ids = best.ids.masked_fill(dropped(best.logp, top_p), -1)
         lost = ~(ids == target.unsqueeze(-1)).any(-1) & (target >= 0) & (target < vocab)
     # Without a target the list alone has the gradient, that of its softmax. A row of NaN has no list: NaN.
-    logp = logp_of(logits, target.masked_fill(lost, -1), first, end, group, chunk, inference_only, what, Support(ids))
+    logp = logp_of(logits, target.masked_fill(lost, -1), first, end, group, chunk, inference_only, what, Support(ids), vocab)
     return logp + torch.zeros_like(logp).masked_fill(lost, -float('inf'))
 
 

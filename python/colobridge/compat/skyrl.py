@@ -352,6 +352,11 @@ def _refuse_teacher(what: str, student: Any, teacher: Any, mask: Any) -> None:
             what, list(student.shape), list(teacher.shape), list(mask.shape)))
 
 
+def _of_mask(student: Any, teacher: Any, mask: Any, factor: Any, group: Any) -> Any:
+    """Mean cross entropy; rows that the mask leaves out may hold anything."""
+    return _masked_mean(f32(distill(student, teacher, tp_group=group, mask=mask != 0).ce), mask, factor)
+
+
 @eager
 def draft_soft_ce(student_logits: torch.Tensor, teacher_logits: torch.Tensor, mask: torch.Tensor,
                   global_normalization_factor: float | torch.Tensor | None = None, vocab_parallel_group: Group | None = None,
@@ -376,7 +381,7 @@ def draft_soft_ce(student_logits: torch.Tensor, teacher_logits: torch.Tensor, ma
         TimeoutError: a rank did not come.
     """
     _refuse_teacher('draft_soft_ce', student_logits, teacher_logits, mask)
-    return _masked_mean(f32(distill(student_logits, teacher_logits, tp_group=vocab_parallel_group).ce), mask, global_normalization_factor)
+    return _of_mask(student_logits, teacher_logits, mask, global_normalization_factor, vocab_parallel_group)
 
 
 @eager
@@ -412,4 +417,4 @@ def draft_soft_ce_topk(student_logits: torch.Tensor, teacher_logits: torch.Tenso
     best, ids = teacher_logits.topk(min(k, student_logits.shape[-1]), -1)  # columns that are the vocabulary of the softmax
     if roll_shift:
         best, ids = (t.roll(-roll_shift, 1) for t in (best, ids))
-    return _masked_mean(f32(distill(student_logits.gather(-1, ids), best, tp_group=vocab_parallel_group).ce), mask, global_normalization_factor)
+    return _of_mask(student_logits.gather(-1, ids), best, mask, global_normalization_factor, vocab_parallel_group)

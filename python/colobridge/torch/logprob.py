@@ -429,9 +429,10 @@ def check_target(what: str, target: Any, shape: list[int], why: str, device: Any
 
 
 def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None, start: int | None = None,
-            end: int | None = None, in_place: bool = False, support: Support | None = None, **members: Any) -> tuple[Any, ...]:
+            end: int | None = None, vocab: int | None = None, in_place: bool = False, support: Support | None = None,
+            **members: Any) -> tuple[Any, ...]:
     """The outputs @names of logits [..., Vl] and target [...]; @members are the C config's."""
-    return VocabParallel.apply(*planned(Named(what), logits, target, names, tp_group, (start, end, None), in_place,
+    return VocabParallel.apply(*planned(Named(what), logits, target, names, tp_group, (start, end, vocab), in_place,
                                         tuple(members.values()), tuple(members), support=support))
 
 
