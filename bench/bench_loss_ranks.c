@@ -3,15 +3,16 @@
  * bench_loss_ranks.c - the losses on W GPUs of one host that share the vocabulary, against the same
  * without the others, in one run.
  *
- *   bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]] [head]    T 16384 H 4096 V 151936,
- * 20; head: the sharded head only
+ *   bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]] [PATH]    T 16384 H 4096 V 151936,
+ * 20; PATH: logits, linear or head, else all
  *
- * Logits path: forward and backward on [T, V/W] bf16 logits; floor: a kernel that only reads the
- * same bytes, and one that copies them. lm_head path: loss and logprob modes with d_hidden left
- * partial or summed; with it the same V/W columns on a group of one, where nothing is gathered.
- * Sharded head: all V columns, sharded over the W ranks; the gather alone, and what it adds to
- * products that run meanwhile (the encoder's tail); by NCCL, and into registered memory, where GPUs
- * reach each other. A time is the slowest rank's; medians.
+ * logits: forward and backward on [T, V/W] bf16 logits; floor: a kernel that only reads the same
+ * bytes, and one that copies them. linear: loss and logprob modes of the lm_head, with chunks of
+ * 2048 tokens and of its own choice, d_hidden left partial or summed; floor: the same V/W columns
+ * on a group of one, where nothing is gathered; three calls back to back. head: all V columns,
+ * sharded over the W ranks; the gather alone, and what it adds to products that run meanwhile (the
+ * encoder's tail); by NCCL, and into registered memory, where GPUs reach each other. A time is the
+ * slowest rank's; medians.
  */
 #include "bench.h"
 
@@ -27,11 +28,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 16, MAX_ITERATIONS = 1000, MAX_WORKS = 7 };
+enum { MAX_RANKS = 16, MAX_ITERATIONS = 1000, MAX_WORKS = 7, CALLS = 3 };
 
 static int64_t T = 16384, H = 4096, V = 151936;
 static int iterations = 20, ranks;
-static bool head_only;
+static const char *only = ""; /* of the paths, by name */
 static float times[MAX_WORKS][MAX_RANKS][MAX_ITERATIONS];
 
 typedef struct rank {
@@ -39,14 +40,17 @@ typedef struct rank {
     int32_t me;
     cudaStream_t stream;
     int64_t columns; /* V / W */
-    int64_t d_rows;  /* of d_hidden: T, or T / W where it is scattered */
-    void *z, *dz, *h, *w, *d_h, *d_w, *targets, *logp, *up, *stats, *workspace, *work, *buffer;
+    void *z, *dz, *h, *w, *d_h, *d_w, *targets, *logp, *up, *stats, *workspace;
     unsigned long long *sum;
     colo_logprob_config_t config;
     colo_logprob_saved_t saved;
     colo_lm_head_t *head, *sharded[3];
-    colo_linear_logprob_t *linear;
-    colo_linear_logprob_saved_t kept;
+    bool loss;
+    struct linear_way {
+        colo_linear_logprob_t *linear;
+        colo_linear_logprob_saved_t kept;
+        void *work, *saved, *d_h; /* the last one in the first */
+    } way[4];
     cublasHandle_t blas;
 } rank_t;
 
@@ -172,97 +176,158 @@ static void logits_path(rank_t *r)
 
 /* ---- lm_head path ---- */
 
-typedef struct step {
-    colo_tensor_t h, ids, d_h, d_w, logp;
-    colo_linear_logprob_batch_t batch;
-    colo_logprob_out_t out;
-    colo_linear_logprob_upstream_t up;
-    colo_linear_logprob_grads_t grads;
-} step_t;
+/* Each with an object and memory of its own: a group of one, whose vocabulary are its columns, and
+ * what becomes of d_hidden on W ranks. */
+enum { ALONE, PARTIAL, SCATTERED, REDUCED, LINEAR_WAYS };
 
-static void step_of(rank_t *r, step_t *s)
+static const char *const way_names[] = {
+    [PARTIAL] = "partial",
+    [SCATTERED] = "reduce-scattered",
+    [REDUCED] = "all-reduced",
+};
+
+static colo_d_hidden_t d_hidden_of(int k)
 {
-    s->h = colo_tensor_cuda(r->h, COLO_BF16, r->me, 2, (int64_t[]){T, H});
-    s->ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
-    s->d_h = colo_tensor_cuda(r->d_h, COLO_BF16, r->me, 2, (int64_t[]){r->d_rows, H});
-    s->d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2, (int64_t[]){r->columns, H});
-    s->batch =
-        (colo_linear_logprob_batch_t){COLO_LINEAR_LOGPROB_BATCH_INIT, &s->h, &s->ids, -1, NULL};
-    s->logp = colo_tensor_cuda(r->logp, COLO_F32, r->me, 1, &T);
-    s->out = (colo_logprob_out_t){COLO_LOGPROB_OUT_INIT, .logp = &s->logp};
-    s->up = (colo_linear_logprob_upstream_t){COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,
-                                             .mean = true};
-    s->grads =
-        (colo_linear_logprob_grads_t){COLO_LINEAR_LOGPROB_GRADS_INIT, &s->d_h, &s->d_w, NULL};
+    return k == SCATTERED ? COLO_D_HIDDEN_REDUCE_SCATTER
+           : k == REDUCED ? COLO_D_HIDDEN_ALL_REDUCE
+                          : COLO_D_HIDDEN_PARTIAL;
 }
 
-static void linear_loss(rank_t *r)
+/* Rows of d_hidden */
+static int64_t rows_of(int k)
 {
-    step_t s;
-    step_of(r, &s);
-    COLO(
-        colo_linear_logprob_loss(r->linear, &s.batch, &s.up, &s.out, &s.grads, r->work, r->stream));
+    return d_hidden_of(k) == COLO_D_HIDDEN_REDUCE_SCATTER ? T / ranks : T;
 }
 
-static void linear_logprob(rank_t *r)
+static void linear_call(rank_t *r, int k)
 {
-    step_t s;
-    step_of(r, &s);
-    r->kept = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};
-    COLO(colo_linear_logprob_forward(r->linear, &s.batch, &s.out, &r->kept, r->buffer, r->work,
+    struct linear_way *way = &r->way[k];
+    const colo_tensor_t h = colo_tensor_cuda(r->h, COLO_BF16, r->me, 2, (int64_t[]){T, H}),
+                        ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T),
+                        d_h = colo_tensor_cuda(way->d_h, COLO_BF16, r->me, 2,
+                                               (int64_t[]){rows_of(k), H}),
+                        d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2,
+                                               (int64_t[]){r->columns, H}),
+                        logp = colo_tensor_cuda(r->logp, COLO_F32, r->me, 1, &T);
+    const colo_linear_logprob_batch_t batch = {COLO_LINEAR_LOGPROB_BATCH_INIT, &h, &ids, -1, NULL};
+    const colo_logprob_out_t out = {COLO_LOGPROB_OUT_INIT, .logp = &logp};
+    const colo_linear_logprob_upstream_t up = {COLO_LINEAR_LOGPROB_UPSTREAM_INIT, .logp = -1,
+                                               .mean = true};
+    const colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT, &d_h, &d_w, NULL};
+    if (r->loss) {
+        COLO(
+            colo_linear_logprob_loss(way->linear, &batch, &up, &out, &grads, way->work, r->stream));
+        return;
+    }
+    way->kept = (colo_linear_logprob_saved_t){COLO_LINEAR_LOGPROB_SAVED_INIT};
+    COLO(colo_linear_logprob_forward(way->linear, &batch, &out, &way->kept, way->saved, way->work,
                                      r->stream));
-    COLO(colo_linear_logprob_backward(r->linear, &r->kept, &s.up, &s.grads, r->work, r->stream));
+    COLO(colo_linear_logprob_backward(way->linear, &way->kept, &up, &grads, way->work, r->stream));
 }
 
-/* On @group; a group of one has V = its columns. */
-static double linear_time(rank_t *r, colo_comm_t *group, bool loss, colo_d_hidden_t d_hidden)
+/* Back to back, as in a step that has more work enqueued. */
+#define OF_LINEAR(k)                    \
+    static void linear_##k(rank_t *r)   \
+    {                                   \
+        for (int i = 0; i < CALLS; i++) \
+            linear_call(r, k);          \
+    }
+OF_LINEAR(0)
+OF_LINEAR(1)
+OF_LINEAR(2)
+OF_LINEAR(3)
+
+static void open_way(rank_t *r, int k, int64_t chunk)
 {
-    const bool alone = colo_comm_size(group) == 1;
-    size_t bytes[3] = {0, 0, 0};
+    struct linear_way *way = &r->way[k];
+    size_t work = 0, more = 0, saved = 0;
     colo_linear_logprob_config_t c = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .d_weight_add = true};
-    c.logprob.logits.vocab = alone ? r->columns : V;
-    c.logprob.logits.vocab_start = alone ? 0 : r->me * r->columns;
+    c.logprob.logits.vocab = k == ALONE ? r->columns : V;
+    c.logprob.logits.vocab_start = k == ALONE ? 0 : r->me * r->columns;
     c.logits_dtype = COLO_BF16;
     c.mode = COLO_LINEAR_LOGPROB_LOGPROB;
-    c.logprob.chunk_size = 2048;
-    c.d_hidden = d_hidden;
-    r->d_rows = d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER ? T / ranks : T;
-    COLO(colo_linear_logprob_create(&r->linear, &c, r->head, group));
+    c.logprob.chunk_size = chunk;
+    c.d_hidden = d_hidden_of(k);
+    COLO(colo_linear_logprob_create(&way->linear, &c, r->head, k == ALONE ? r->self : r->gpus));
     COLO(colo_linear_logprob_workspace_size(
-        r->linear, loss ? COLO_LINEAR_LOGPROB_LOSS : COLO_LINEAR_LOGPROB_FORWARD, T, -1,
-        &bytes[0]));
-    if (!loss) {
-        COLO(colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_LOGPROB_BACKWARD, T, -1,
-                                                &bytes[1]));
-        COLO(colo_linear_logprob_saved_size(r->linear, T, -1, &bytes[2]));
+        way->linear, r->loss ? COLO_LINEAR_LOGPROB_LOSS : COLO_LINEAR_LOGPROB_FORWARD, T, -1,
+        &work));
+    if (!r->loss) {
+        COLO(colo_linear_logprob_workspace_size(way->linear, COLO_LINEAR_LOGPROB_BACKWARD, T, -1,
+                                                &more));
+        COLO(colo_linear_logprob_saved_size(way->linear, T, -1, &saved));
     }
-    r->work = device(bytes[0] > bytes[1] ? bytes[0] : bytes[1]);
-    r->buffer = device(bytes[2] + 256);
-    double ms = measure(r, loss ? linear_loss : linear_logprob);
-    colo_linear_logprob_destroy(&r->linear);
-    CUDA(cudaFree(r->work));
-    CUDA(cudaFree(r->buffer));
-    return ms;
+    work = ((more > work ? more : work) + 255) / 256 * 256;
+    const size_t d_h = (size_t)(rows_of(k) * H) * 2;
+    way->work = device(work + d_h);
+    way->d_h = (char *)way->work + work;
+    way->saved = device(saved + 256);
+}
+
+static void close_way(rank_t *r, int k)
+{
+    struct linear_way *way = &r->way[k];
+    colo_linear_logprob_destroy(&way->linear);
+    CUDA(cudaFree(way->saved));
+    CUDA(cudaFree(way->work));
+}
+
+static bool same(rank_t *r, const void *a, const void *b, int64_t bytes)
+{
+    unsigned long long wrong = 0;
+    CUDA(cudaMemsetAsync(r->sum, 0, sizeof *r->sum, r->stream));
+    CUDA(colo_k_probe_diff(a, b, bytes, r->sum, r->stream));
+    CUDA(cudaMemcpyAsync(&wrong, r->sum, sizeof wrong, cudaMemcpyDeviceToHost, r->stream));
+    CUDA(cudaStreamSynchronize(r->stream));
+    return wrong == 0;
+}
+
+/* Whatever becomes of d_hidden, d_weight has the same bits; so have the sums. */
+static void compare_ways(rank_t *r)
+{
+    const int64_t weights = r->columns * H * 4, each = T / ranks * H * 2;
+    void *expected = device((size_t)weights);
+    for (int k = PARTIAL; k < LINEAR_WAYS; k++) {
+        CUDA(cudaMemsetAsync(r->d_w, 0, (size_t)weights, r->stream));
+        linear_call(r, k);
+        CUDA(cudaStreamSynchronize(r->stream));
+        if (k == PARTIAL)
+            CUDA(cudaMemcpyAsync(expected, r->d_w, (size_t)weights, cudaMemcpyDeviceToDevice,
+                                 r->stream));
+        else if (!same(r, expected, r->d_w, weights))
+            printf("rank %d: d_weight of %s differs from partial's\n", (int)r->me, way_names[k]);
+        COLO(colo_comm_barrier(r->host, NULL));
+    }
+    if (!same(r, (char *)r->way[REDUCED].d_h + each * r->me, r->way[SCATTERED].d_h, each))
+        printf("rank %d: d_hidden of a reduce-scatter differs from an all-reduce's\n", (int)r->me);
+    CUDA(cudaFree(expected));
 }
 
 static void linear_path(rank_t *r)
 {
+    static const work_fn works[] = {linear_0, linear_1, linear_2, linear_3};
+    static const int64_t chunks[] = {2048, 0};
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = r->columns, .hidden = H,
                                 .dtype = COLO_BF16, .mem = COLO_MEM_CUDA};
     hc.device = r->me;
     colo_tensor_t w = colo_tensor_cuda(r->w, COLO_BF16, r->me, 2, (int64_t[]){r->columns, H});
     COLO(colo_lm_head_create(&r->head, &hc, NULL));
     COLO(colo_lm_head_bind(r->head, &w, NULL, NULL));
-    for (int loss = 1; loss >= 0; loss--) {
-        const char *name = loss ? "loss" : "logprob";
+    for (int i = 0; i < 4; i++) {
+        double ms[LINEAR_WAYS];
         char text[96];
-        double one = linear_time(r, r->self, loss, COLO_D_HIDDEN_PARTIAL);
-        snprintf(text, sizeof text, "lm_head %s, d_hidden partial, floor: a group of one", name);
-        report(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_PARTIAL), one);
-        snprintf(text, sizeof text, "lm_head %s, d_hidden reduce-scattered", name);
-        report(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_REDUCE_SCATTER), one);
-        snprintf(text, sizeof text, "lm_head %s, d_hidden all-reduced", name);
-        report(r, text, linear_time(r, r->gpus, loss, COLO_D_HIDDEN_ALL_REDUCE), one);
+        r->loss = i < 2;
+        for (int k = 0; k < LINEAR_WAYS; k++)
+            open_way(r, k, chunks[i % 2]);
+        compare_ways(r);
+        measure_alternating(r, LINEAR_WAYS, works, ms);
+        for (int k = PARTIAL; k < LINEAR_WAYS; k++) {
+            snprintf(text, sizeof text, "lm_head %s, %s, d_hidden %s", r->loss ? "loss" : "logprob",
+                     i % 2 ? "chunks of its own" : "chunks of 2048", way_names[k]);
+            report(r, text, ms[k] / CALLS, ms[ALONE] / CALLS);
+        }
+        for (int k = 0; k < LINEAR_WAYS; k++)
+            close_way(r, k);
     }
     colo_lm_head_destroy(&r->head);
 }
@@ -356,6 +421,11 @@ static void sharded_head(rank_t *r)
     }
 }
 
+static bool runs(const char *path)
+{
+    return !*only || strcmp(only, path) == 0;
+}
+
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     rank_t r = {.host = world, .me = colo_comm_rank(world)};
@@ -380,7 +450,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     r.sum = device(8);
     if (r.me == 0)
         printf("| what | ms | floor ms | ratio |\n|---|---:|---:|---:|\n");
-    if (!head_only)
+    if (runs("logits"))
         logits_path(&r);
     const int64_t rows = r.columns + 1 > H ? r.columns + 1 : H;
     r.h = device((size_t)(T * H) * 2);
@@ -390,12 +460,13 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     CUDA(colo_k_probe_fill(r.h, T * H * 2, 1, 3, NULL));
     CUDA(colo_k_probe_fill(r.w, rows * H * 2, 0.02f, 5 + (uint64_t)r.me, NULL));
     CUDA(cudaDeviceSynchronize());
-    if (!head_only)
+    if (runs("linear"))
         linear_path(&r);
     if (cublasCreate(&r.blas) != CUBLAS_STATUS_SUCCESS ||
         cublasSetStream(r.blas, r.stream) != CUBLAS_STATUS_SUCCESS)
         exit(1);
-    sharded_head(&r);
+    if (runs("head"))
+        sharded_head(&r);
     free(ids);
     free(up);
     colo_comm_destroy(&r.self);
@@ -405,11 +476,13 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 
 int main(int argc, char **argv)
 {
-    head_only = argc > 2 && strcmp(argv[argc - 1], "head") == 0;
-    argc -= head_only;
+    static const char *const paths[] = {"logits", "linear", "head"};
+    for (int i = 0; argc > 2 && i < 3; i++)
+        only = strcmp(argv[argc - 1], paths[i]) == 0 ? paths[i] : only;
+    argc -= *only != 0;
     if (argc != 2 && argc != 5 && argc != 6) {
         fprintf(stderr,
-                "usage: bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]] [head]\n");
+                "usage: bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]] [PATH]\n");
         return 2;
     }
     ranks = atoi(argv[1]);
