@@ -393,9 +393,9 @@ static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int6
     return copy_list(dst, src, n, elem_size, 0, stream);
 }
 
-/* A graph of one branch is launched much faster than one of two (bench/results/scale.md). */
+/* Of what is copied; a fork and a join cost some microseconds (bench/results/scale.md). */
 #ifndef COLO_OVERLAP_BYTES /* tests have small tensors */
-#define COLO_OVERLAP_BYTES (INT64_C(128) << 20)
+#define COLO_OVERLAP_BYTES (INT64_C(64) << 20)
 #endif
 
 /* A block keeps its multiprocessor to the end: NCCL's kernels need others for themselves, and would
