@@ -82,6 +82,8 @@ COLO_LOSS_ROWS(COLO_K_LAUNCHER)
  * makes of p's base (topk.cu) */
 COLO_K_LAUNCHER(topk_given, colo_topk_args)
 COLO_K_LAUNCHER(topk_largest, colo_topk_args)
+/* what a product of the lm_head left in parts */
+COLO_K_LAUNCHER(rows_fold, colo_linear_fold)
 /* the lm_head's product that makes statistics (head-product.cu) */
 COLO_K_LAUNCHER(head_product, colo_linear_tiled)
 /* *clusters: how many of its clusters of blocks run at a time on the current device; 0: the device

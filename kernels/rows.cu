@@ -367,6 +367,53 @@ template <typename D> cudaError_t sum_rows(const colo_linear_sum &p, cudaStream_
     return cudaGetLastError();
 }
 
+/* ---- sums in parts ---- */
+
+template <typename O, int N>
+__global__ void __launch_bounds__(THREADS) fold_kernel(const __grid_constant__ colo_linear_fold p)
+{
+    struct alignas(N * sizeof(float)) in {
+        float e[N];
+    };
+    struct alignas(N * sizeof(typename O::elem)) out {
+        typename O::elem e[N];
+    };
+    const int64_t across = p.columns / N, n = p.rows * across;
+    const float factor = (float)p.factor * (p.scale ? *p.scale : 1);
+    for (int64_t i = grid_first(); i < n; i += grid_stride()) {
+        const int64_t row = i / across, j = (i - row * across) * N;
+        const float *from = p.parts + row * p.columns + j;
+        out *to = (out *)((typename O::elem *)p.to.data + row * p.to.stride + j);
+        in sum = *(const in *)from;
+        for (int k = 1; k < p.count; k++) {
+            const in v = *(const in *)(from + k * p.step);
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                sum.e[e] += v.e[e];
+        }
+        out w;
+        if (p.beta != 0)
+            w = *to;
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            w.e[e] = O::store(fmaf(factor, sum.e[e],
+                                   p.beta != 0 ? (float)p.beta * (float)O::load(w.e[e]) : 0.0f));
+        *to = w;
+    }
+}
+
+template <typename O> cudaError_t fold(const colo_linear_fold &p, cudaStream_t stream)
+{
+    const bool four = (p.columns | p.to.stride | p.step) % 4 == 0 &&
+                      (uintptr_t)p.to.data % (4 * sizeof(typename O::elem)) == 0 &&
+                      (uintptr_t)p.parts % 16 == 0;
+    if (four)
+        fold_kernel<O, 4><<<blocks_for(p.rows * p.columns / 4), THREADS, 0, stream>>>(p);
+    else
+        fold_kernel<O, 1><<<blocks_for(p.rows * p.columns), THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
 /* ---- conversion ---- */
 
 /* 4 elements a thread where rows allow it; 1 otherwise */
@@ -468,6 +515,15 @@ extern "C" cudaError_t colo_k_rows_sum(const colo_linear_sum *p, cudaStream_t st
     if (p->columns == 0)
         return cudaSuccess;
     return with_dtype(p->z.dtype, [&](auto d) { return sum_rows<decltype(d)>(*p, stream); });
+}
+
+extern "C" cudaError_t colo_k_rows_fold(const colo_linear_fold *p, cudaStream_t stream)
+{
+    if (p->rows == 0 || p->columns == 0)
+        return cudaSuccess;
+    return p->to.dtype == COLO_BF16  ? fold<bf16>(*p, stream)
+           : p->to.dtype == COLO_F16 ? fold<f16>(*p, stream)
+                                     : fold<f32>(*p, stream);
 }
 
 extern "C" cudaError_t colo_k_rows_convert(const colo_linear_convert *p, cudaStream_t stream)

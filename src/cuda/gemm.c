@@ -13,6 +13,11 @@
  * not split their sum over blocks either, which would depend on the number of rows. Where the
  * kernel cannot do the extents at hand, one that can is asked for.
  *
+ * A pass of few rows has few tiles of D_HIDDEN, and each has a sum over all columns: most
+ * multiprocessors would have none. So the columns are cut into parts, a batch of products whose
+ * fp32 results are added in order. How many is decided by the rows of the whole pass, not of a
+ * chunk.
+ *
  * A pinned product has the extents of one segment of the vocabulary whatever the number of ranks.
  * It is asked for with strides and alignments that do not depend on that number either, and there
  * is no second choice.
@@ -41,6 +46,9 @@
 #include <string.h>
 
 enum { ROWS = 2048, CACHE = 40, WORKSPACE = 32 << 20 };
+/* Of parts: their results, the tiles of a product, what a part has at least, and is a multiple of
+ */
+enum { PARTS = 8, PARTS_BYTES = 20 << 20, TILE_M = 128, TILE_N = 256, LEAST = 1024, GRAIN = 64 };
 
 /* ---- the library ---- */
 
@@ -52,6 +60,7 @@ enum { ROWS = 2048, CACHE = 40, WORKSPACE = 32 << 20 };
     X(desc_init, cublasLtMatmulDescInit_internal)       \
     X(desc_set, cublasLtMatmulDescSetAttribute)         \
     X(layout_init, cublasLtMatrixLayoutInit_internal)   \
+    X(layout_set, cublasLtMatrixLayoutSetAttribute)     \
     X(pref_init, cublasLtMatmulPreferenceInit_internal) \
     X(pref_set, cublasLtMatmulPreferenceSetAttribute)   \
     X(heuristic, cublasLtMatmulAlgoGetHeuristic)        \
@@ -85,15 +94,16 @@ static colo_status_t find_library(void)
 /* ---- the object ---- */
 
 struct key {
-    int32_t product, bias, beta, dtype[3], scaled;
+    int32_t product, bias, beta, dtype[3], scaled, batch;
     int32_t align[4];
-    int64_t ld[3], m, n, k; /* of n or k, whichever is rows: ROWS */
+    int64_t ld[3], step[3], m, n, k; /* of n or k, whichever is rows: ROWS; of a batch all rows */
 };
 
 typedef struct colo_product {
     cublasLtHandle_t handle;
     bool pinned;
     int32_t clusters; /* of colo_k_head_fit(); 0: no product makes statistics */
+    int32_t multiprocessors;
     int32_t used, next;
     struct {
         struct key key;
@@ -122,6 +132,10 @@ static colo_status_t create(const struct colo_linear_shape *shape, void **made)
     colo_status_t st = find_library();
     if (st == COLO_OK && is_tiled(shape))
         st = colo_cuda_report(colo_k_head_fit(&product->clusters), "lm_head: create");
+    COLO_THEN(
+        st, colo_cuda_report(cudaDeviceGetAttribute(&product->multiprocessors,
+                                                    cudaDevAttrMultiProcessorCount, shape->device),
+                             "lm_head: create"));
     const cublasStatus_t status = st < 0 ? CUBLAS_STATUS_SUCCESS : lt.create(&product->handle);
     if (status != CUBLAS_STATUS_SUCCESS)
         st = failed("create", status);
@@ -172,6 +186,10 @@ struct call {
     double beta;
     const float *scale; /* of linear.h: factors are on the device then */
     bool pinned;
+    int32_t batch; /* so many products; operands of the next are step elements further on */
+    int64_t step[3];
+    void *workspace;
+    uint64_t bytes;
 };
 
 static int64_t ld_of(const struct colo_linear_matrix *x, int64_t extent)
@@ -190,7 +208,10 @@ static struct call call_of(const struct colo_linear_gemm *gemm)
                          .k = form.k,
                          .bias = gemm->bias != NULL,
                          .beta = gemm->beta,
-                         .scale = gemm->scale};
+                         .scale = gemm->scale,
+                         .batch = 1,
+                         .workspace = gemm->workspace,
+                         .bytes = WORKSPACE};
 }
 
 /* Pinned: no more than what the first column of a segment has. */
@@ -240,6 +261,11 @@ static cublasStatus_t describe(const struct call *call, const void *bias, struct
     for (int i = 0; i < 3; i++)
         LT_TRY(lt.layout_init(&descs->x[i], sizeof descs->x[i], type_of(call->x[i]->dtype),
                               (uint64_t)rows[i], (uint64_t)columns[i], ld_of(call->x[i], rows[i])));
+    for (int i = 0; i < 3 && call->batch > 1; i++) {
+        LT_SET(layout_set, &descs->x[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, call->batch);
+        LT_SET(layout_set, &descs->x[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+               call->step[i]);
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -255,14 +281,13 @@ static cublasStatus_t ask(const colo_product_t *product, const struct call *call
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t found[1];
     int n = 0;
-    const uint64_t bytes = WORKSPACE;
     const bool narrow = call->x[2]->dtype == COLO_BF16 || call->x[2]->dtype == COLO_F16;
     const uint32_t scheme = !may_split ? CUBLASLT_REDUCTION_SCHEME_NONE
                             : narrow   ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
                                        : CUBLASLT_REDUCTION_SCHEME_MASK;
     LT_TRY(describe(call, bias, &descs));
     LT_TRY(lt.pref_init(&pref, sizeof pref));
-    LT_SET(pref_set, &pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes);
+    LT_SET(pref_set, &pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, call->bytes);
     LT_SET(pref_set, &pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme);
     for (int i = 0; i < 4; i++) { /* c is d */
         const uint32_t align = (uint32_t)align_of(call, call->x[i < 2 ? i : 2]->data);
@@ -289,10 +314,12 @@ static struct key key_of(const struct colo_linear_gemm *gemm, const struct call 
         key.dtype[i] = (int32_t)call->x[i]->dtype;
         key.align[i] = align_of(call, call->x[i]->data);
         key.ld[i] = call->x[i]->stride;
+        key.step[i] = call->step[i];
     }
+    key.batch = call->batch;
     key.align[3] = call->bias ? align_of(call, bias) : 0;
     key.m = call->m;
-    key.n = gemm->product == COLO_LINEAR_D_WEIGHT ? call->n : ROWS;
+    key.n = gemm->product == COLO_LINEAR_D_WEIGHT ? call->n : call->batch > 1 ? gemm->all : ROWS;
     key.k = gemm->product == COLO_LINEAR_D_WEIGHT ? ROWS : call->k;
     return key;
 }
@@ -357,13 +384,11 @@ static colo_status_t reduce(const colo_product_t *product, const struct colo_lin
     return colo_cuda_report(colo_k_head_product(&tiled, stream), "lm_head: logits");
 }
 
-static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_stream_t stream)
+/* @call is @gemm's, or of a batch of such. */
+static colo_status_t multiply(colo_product_t *product, const struct colo_linear_gemm *gemm,
+                              struct call call, colo_stream_t stream)
 {
-    colo_product_t *product = made;
     const char *name = product_names[gemm->product];
-    if (gemm->stats)
-        return reduce(product, gemm, stream);
-    struct call call = call_of(gemm);
     call.pinned = product->pinned;
     cublasLtMatmulAlgo_t algo;
     bool none = false;
@@ -386,7 +411,7 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
     if (!result && !none)
         none = lt.check(product->handle, &descs.op, &descs.x[0], &descs.x[1], &descs.x[2],
                         &descs.x[2], &algo, &fits) ||
-               fits.workspaceSize > WORKSPACE;
+               fits.workspaceSize > call.bytes;
     if (!result && none) {
         if (!product->pinned)
             result = ask(product, &call, bias, gemm->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
@@ -407,9 +432,75 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_s
         }
         result = lt.matmul(product->handle, &descs.op, alpha, call.x[0]->data, &descs.x[0],
                            call.x[1]->data, &descs.x[1], beta, call.x[2]->data, &descs.x[2],
-                           call.x[2]->data, &descs.x[2], &algo, gemm->workspace, WORKSPACE, stream);
+                           call.x[2]->data, &descs.x[2], &algo, call.workspace, call.bytes, stream);
     }
     return result ? failed(name, result) : COLO_OK;
+}
+
+/* ---- sums in parts ---- */
+
+static int32_t parts_of(const colo_product_t *product, const struct colo_linear_gemm *gemm)
+{
+    const bool narrow = gemm->z.dtype == COLO_BF16 || gemm->z.dtype == COLO_F16;
+    if (gemm->product != COLO_LINEAR_D_HIDDEN || product->pinned || !narrow || gemm->all <= 0 ||
+        gemm->all > (int64_t)TILE_N * product->multiprocessors ||
+        gemm->hidden > (int64_t)TILE_M * product->multiprocessors)
+        return 1;
+    const int64_t tiles = ((gemm->hidden - 1) / TILE_M + 1) * ((gemm->all - 1) / TILE_N + 1),
+                  bytes = gemm->all * gemm->hidden * (int64_t)sizeof(float);
+    int64_t parts = product->multiprocessors / tiles;
+    parts = parts < gemm->columns / LEAST ? parts : gemm->columns / LEAST;
+    parts = parts < PARTS_BYTES / bytes ? parts : PARTS_BYTES / bytes;
+    return (int32_t)(parts < 1 ? 1 : parts < PARTS ? parts : PARTS);
+}
+
+/* What is beyond parts of one size is added to the first. */
+static colo_status_t multiply_parts(colo_product_t *product, const struct colo_linear_gemm *gemm,
+                                    int32_t parts, colo_stream_t stream)
+{
+    const int64_t each = gemm->columns / parts / GRAIN * GRAIN, step = gemm->all * gemm->hidden;
+    struct colo_linear_gemm part = *gemm;
+    part.columns = each;
+    part.h = (struct colo_linear_matrix){gemm->workspace, gemm->hidden, COLO_F32};
+    part.beta = 0;
+    part.factor = 1;
+    part.scale = NULL;
+    struct call call = call_of(&part);
+    call.batch = parts;
+    call.step[0] = each * gemm->w.stride;
+    call.step[1] = each;
+    call.step[2] = step;
+    call.workspace = (char *)gemm->workspace + PARTS_BYTES;
+    call.bytes = WORKSPACE - PARTS_BYTES;
+    COLO_TRY(multiply(product, &part, call, stream));
+    part.columns = gemm->columns - parts * each;
+    part.w.data = colo_linear_element(gemm->w.data, gemm->w.dtype, parts * call.step[0]);
+    part.z.data = colo_linear_element(gemm->z.data, gemm->z.dtype, parts * call.step[1]);
+    part.beta = 1;
+    call = call_of(&part);
+    call.workspace = (char *)gemm->workspace + PARTS_BYTES;
+    call.bytes = WORKSPACE - PARTS_BYTES;
+    COLO_TRY(multiply(product, &part, call, stream));
+    const struct colo_linear_fold fold = {.to = gemm->h,
+                                          .parts = gemm->workspace,
+                                          .count = parts,
+                                          .step = step,
+                                          .rows = gemm->rows,
+                                          .columns = gemm->hidden,
+                                          .beta = gemm->beta,
+                                          .factor = gemm->factor,
+                                          .scale = gemm->scale};
+    return colo_cuda_report(colo_k_rows_fold(&fold, stream), product_names[gemm->product]);
+}
+
+static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_stream_t stream)
+{
+    colo_product_t *product = made;
+    const int32_t parts = parts_of(product, gemm);
+    if (gemm->stats)
+        return reduce(product, gemm, stream);
+    return parts > 1 ? multiply_parts(product, gemm, parts, stream)
+                     : multiply(product, gemm, call_of(gemm), stream);
 }
 
 const colo_gemm_backend_t colo_gemm_cuda = {

@@ -2,8 +2,8 @@
 /*
  * test_rows.c - the CUDA table of the lm_head path: packing, per-token values, hidden rows and
  * conversions against the host's, which the oracle judges in tests/loss; sums against plain loops,
- * products within the error of fp32 accumulation, and a row's product the same bits whatever rows
- * it comes with.
+ * products within the error of fp32 accumulation, also those of few rows, and a row's product the
+ * same bits whatever rows it comes with.
  */
 #include "gpu/gpu.h"
 
@@ -315,6 +315,60 @@ T_CASE(products_are_what_their_formulas_say)
         product_case_compare(&p, (double)(p.terms + 2) * (dtype == COLO_F64 ? 0x1p-53 : 0x1p-24),
                              p.g.beta != 0 || bias, label);
     }
+    gpu_free(workspace);
+    gpu_free(scale);
+    gpu_loss()->gemm->destroy(made);
+}
+
+/* A pass of few rows: d_hidden's sum over the columns is cut into parts, by the rows of the pass,
+ * not of the product. A part adds at most terms + 2 roundings, the parts at most 8 more. */
+T_CASE(sums_of_a_pass_of_few_rows_are_right_and_know_no_chunks)
+{
+    void *made = NULL, *workspace, *scale = gpu_put(scales, sizeof scales);
+    int differ = 0;
+    assert_ok(gpu_loss()->gemm->create(&any, &made));
+    workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
+    for (int i = 0; i < 24; i++) {
+        const colo_dtype_t dtype = i % 2 ? COLO_F16 : COLO_BF16, out = i / 2 % 2 ? COLO_F32 : dtype;
+        const int64_t all = 40 + t_below(&rng, 60), rows = i % 6 ? all : 1 + t_below(&rng, 30),
+                      columns = 2048 + t_below(&rng, 8000);
+        T_ENDS(product_case_free) product_case_t p;
+        product_init(&p, COLO_LINEAR_D_HIDDEN, dtype, out,
+                     (int64_t[]){rows, columns, 8 * (1 + t_below(&rng, 6))}, i % 5 == 4 ? 3 : 0,
+                     false, i / 4 % 2);
+        p.g.workspace = workspace;
+        p.g.all = all;
+        if (i / 8 % 2)
+            p.g.scale = scale, p.scale = (double)scales[0];
+        else
+            p.g.factor = -0.75;
+        const char *label =
+            t_text("%s to %s, %d of %d rows, %d columns, beta %g", colo_dtype_name(dtype),
+                   colo_dtype_name(out), (int)rows, (int)all, (int)columns, p.g.beta);
+        colo_status_t st = gpu_loss()->gemm->run(made, &p.g, NULL);
+        if (st < 0)
+            fail_msg("%s: %s", label, colo_last_error());
+        product_case_compare(&p, (double)(columns + 10) * 0x1p-24, false, label);
+        if (p.g.beta != 0 || i % 5 == 4)
+            continue;
+        const int64_t pitch = p.g.h.stride * (int64_t)colo_dtype_size(out),
+                      from = rows / 3 / 2 * 2; /* aligned as row 0 is */
+        COLO_AUTOFREE unsigned char *whole = fetch(p.g.h.data, (size_t)(rows * pitch));
+        struct colo_linear_gemm part = p.g;
+        part.rows = rows - from;
+        part.h.data = (char *)p.g.h.data + from * pitch;
+        part.z.data = (char *)p.g.z.data + from * p.g.z.stride * 2;
+        assert_ok(gpu_loss()->gemm->run(made, &part, NULL));
+        COLO_AUTOFREE unsigned char *chunk = fetch(p.g.h.data, (size_t)(rows * pitch));
+        if (memcmp(whole, chunk, (size_t)(rows * pitch)) != 0)
+            fail_msg("%s: rows from %d on alone have other bits", label, (int)from);
+        part = p.g;
+        part.all = 0;
+        assert_ok(gpu_loss()->gemm->run(made, &part, NULL));
+        COLO_AUTOFREE unsigned char *sum = fetch(p.g.h.data, (size_t)(rows * pitch));
+        differ += out == COLO_F32 && memcmp(whole, sum, (size_t)(rows * pitch)) != 0;
+    }
+    assert_true(differ > 0); /* sums were cut */
     gpu_free(workspace);
     gpu_free(scale);
     gpu_loss()->gemm->destroy(made);

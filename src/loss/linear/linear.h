@@ -54,7 +54,8 @@ static inline void *colo_linear_element(void *data, colo_dtype_t dtype, int64_t 
  *   D_WEIGHT  w = beta w + factor zT h
  * Any extent may be 0; a sum of nothing is 0 (and bias alone, and beta w). fp32 accumulation for
  * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written. A row of
- * LOGITS and of D_HIDDEN has the same bits whatever rows it comes with. */
+ * LOGITS and of D_HIDDEN has the same bits whatever rows it comes with, of those that `all` counts.
+ */
 enum colo_linear_product {
     COLO_LINEAR_LOGITS = 0,
     COLO_LINEAR_D_HIDDEN = 1,
@@ -64,6 +65,7 @@ struct colo_linear_gemm {
     enum colo_linear_product product;
     int64_t rows, columns, hidden;
     int64_t first; /* row 0 is this one of the R rows */
+    int64_t all;   /* R: the sums of D_HIDDEN may be cut into parts if rows are few; 0: not */
     struct colo_linear_matrix h, w, z;
     const void *bias; /* of LOGITS with beta 0: [columns], contiguous, h's dtype; NULL: none */
     double beta;      /* 0 or 1 */

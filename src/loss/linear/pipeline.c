@@ -250,6 +250,7 @@ static colo_status_t multiply(const struct colo_linear_call *call, struct colo_l
 {
     gemm->rows = call->args.hi - call->args.lo;
     gemm->first = call->args.lo;
+    gemm->all = call->size.rows;
     if (gemm->columns == 0)
         gemm->columns = width_of(call);
     if (gemm->hidden == 0)

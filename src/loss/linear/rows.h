@@ -97,6 +97,17 @@ struct colo_linear_convert {
     int64_t rows, columns;
 };
 
+/* to [rows, columns] = beta to + factor (parts[0] + parts[1] + ..), in this order, in fp32, rounded
+ * once; a part has rows without gaps, and the next one begins @step elements behind it */
+struct colo_linear_fold {
+    struct colo_linear_matrix to;
+    const float *parts;
+    int32_t count;
+    int64_t step, rows, columns;
+    double beta, factor;
+    const float *scale; /* multiplies as factor does; NULL: 1 */
+};
+
 /* z = h wT + bias of 16-bit operands, as COLO_LINEAR_LOGITS of linear.h says, and what @stats' tiles
  * take of it, rounded to stats' dtype. z is f32; z.data NULL: it is not written. Rows are those of
  * stats, [lo, hi), columns are its, too. Addresses and rows of h, w and z are multiples of 16 bytes. */
