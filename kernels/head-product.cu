@@ -2,38 +2,23 @@
 /*
  * head-product.cu - the lm_head's product of 16-bit operands on Hopper, whose logits become
  * statistics where they are made, in registers, as fp32 or after they are rounded to a logits_dtype of
- * 16 bits. fp32 ones are written if something reads them later.
+ * 16 bits. They are written if something reads them later.
  *
- * A block makes tiles of 128 rows and 256 columns. One warp has the copy engine fill four stages of
- * shared memory, each 64 elements of the sum; two groups of 128 threads have 64 rows each and take
- * the stages at their own pace. The second begins a stage late, so that one group makes
- * statistics of a tile while the other one's products go on. A cluster of two blocks has the same
- * columns of neighbouring rows: each copies half of the weight's tile to both.
- *
- * Blocks stay for the whole product. Tiles are in groups of rows whose hidden states fit into the L2
- * cache several times; in a group the blocks go on from columns to columns, so all of them read the
- * same few rows of the weight.
+ * A cluster has the same columns of neighbouring rows (tiles.cuh). Tiles are in groups of rows whose
+ * hidden states fit into the L2 cache several times; in a group the blocks go on from columns to
+ * columns, so all of them read the same few rows of the weight.
  *
  * A row's sum over hidden and the order of its statistics depend on nothing but the row.
  */
-#include "arch.cuh"
-#include "logprob.cuh"
-#include "wgmma.cuh"
+#include "tiles.cuh"
 
-#include <algorithm>
 #include <cmath>
 
 namespace
 {
 
-constexpr int ROWS = 64, BLOCK_ROWS = 2 * ROWS, COLUMNS = COLO_LOGPROB_TILE, DEPTH = 64, CLUSTER = 2;
-constexpr int STAGES = 4, H_BYTES = BLOCK_ROWS * DEPTH * 2, W_BYTES = COLUMNS * DEPTH * 2,
-              STAGE_BYTES = H_BYTES + W_BYTES;
-constexpr int THREADS = 3 * 128, REGISTERS_COPYING = 40, REGISTERS = 232;
-constexpr int OUT_BYTES = ROWS * 128, OUTS = 2; /* of logits on their way, for each group */
-constexpr int SMALL_BYTES = 2048;               /* barriers, and a bias for each group */
-constexpr int NEAR_BYTES = 16 << 20;            /* of hidden states of a group of tiles */
-constexpr int LATE = 1, LATE_NS = 300;
+constexpr int NEAR_BYTES = 16 << 20; /* of hidden states of a group of tiles */
+static_assert(COLUMNS == COLO_LOGPROB_TILE, "a tile's columns");
 
 /* What is kept of a tile's row */
 enum keeps { MOST, EVERYTHING };
@@ -49,11 +34,6 @@ struct product_args {
     int64_t tiles_stride;
     int32_t numbers, depths, row_tiles, column_tiles, group; /* row_tiles, group: of a cluster */
 };
-
-constexpr int bytes_of(bool writes)
-{
-    return 1024 + STAGES * STAGE_BYTES + SMALL_BYTES + (writes ? 2 * OUTS * OUT_BYTES : 0);
-}
 
 struct place {
     int row, column; /* of tiles; row: of a cluster's */
@@ -84,106 +64,7 @@ __device__ __forceinline__ int row_min(int v)
     return min(v, __shfl_xor_sync(~0u, v, 2));
 }
 
-/* Where things are in shared memory */
-struct memory {
-    uint32_t stages;
-    __device__ uint32_t h(int stage) const
-    {
-        return stages + stage * STAGE_BYTES;
-    }
-    __device__ uint32_t w(int stage) const
-    {
-        return h(stage) + H_BYTES;
-    }
-    __device__ uint32_t full(int stage) const
-    {
-        return stages + STAGES * STAGE_BYTES + stage * 8;
-    }
-    __device__ uint32_t empty(int stage) const
-    {
-        return full(stage) + STAGES * 8;
-    }
-    __device__ uint32_t bias(int group) const
-    {
-        return full(0) + SMALL_BYTES / 2 + group * COLUMNS * 2;
-    }
-    __device__ uint32_t out(int i) const /* a multiple of 1024 */
-    {
-        return full(0) + SMALL_BYTES + i * OUT_BYTES;
-    }
-};
-
-struct turn {
-    int stage = 0, parity;
-    __device__ void next()
-    {
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-        parity ^= stage == 0;
-    }
-    __device__ int before() const
-    {
-        return stage == 0 ? STAGES - 1 : stage - 1;
-    }
-};
-
-/* ---- copying ---- */
-
-__device__ __forceinline__ void copy_all(const memory &m, const product_args &p,
-                                         const CUtensorMap &h, const CUtensorMap &w, int rank)
-{
-    turn t = {0, 1};
-    const int64_t tiles = (int64_t)p.row_tiles * p.column_tiles;
-    for (int64_t i = blockIdx.x / CLUSTER; i < tiles; i += gridDim.x / CLUSTER) {
-        const place at = place_of(p, i);
-        for (int k = 0; k < p.depths; k++, t.next()) {
-            barrier_wait(m.empty(t.stage), t.parity);
-            barrier_expect(m.full(t.stage), STAGE_BYTES);
-            tile_load(m.h(t.stage), &h, m.full(t.stage), k * DEPTH,
-                      (at.row * CLUSTER + rank) * BLOCK_ROWS);
-            tile_load_for(m.w(t.stage) + rank * (W_BYTES / CLUSTER), &w, m.full(t.stage), k * DEPTH,
-                          at.column * COLUMNS + rank * (COLUMNS / CLUSTER), (1 << CLUSTER) - 1);
-        }
-    }
-    for (int k = 0; k < STAGES; k++, t.next()) /* the other block still arrives here */
-        barrier_wait(m.empty(t.stage), t.parity);
-}
-
 /* ---- a tile ---- */
-
-/* One of the two groups of threads that multiply */
-struct group {
-    int number, warp, lane, outs;
-};
-
-template <typename D>
-__device__ __forceinline__ void multiply(float (&z)[128], const memory &m, const group &g, turn &t,
-                                         int depths)
-{
-    const auto release = [&](int stage) {
-        if (g.lane < CLUSTER)
-            barrier_arrive(m.empty(stage), g.lane);
-    };
-    for (int k = 0; k < depths; k++, t.next()) {
-        barrier_wait(m.full(t.stage), t.parity);
-        const uint64_t h = operand(m.h(t.stage) + g.number * (ROWS * DEPTH * 2)),
-                       w = operand(m.w(t.stage));
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < DEPTH / 16; i++)
-            product_begin<std::is_same<D, bf16>::value>(z, h + 2 * i, w + 2 * i, k > 0 || i > 0);
-        products_commit();
-        products_wait<1>();
-        if (k > 0)
-            release(t.before());
-    }
-    products_wait<0>();
-    release(t.before());
-    /* What comes next takes z from here. Else the compiler may want it in other registers while
-     * products are under way, has none left, and lets each product wait for the one before. */
-#pragma unroll
-    for (int j = 0; j < 128; j++)
-        asm volatile("" : "+f"(z[j])::"memory");
-}
 
 /* Two columns of the tile's bias, a thread's; it waits for them after the products. */
 template <typename D> __device__ __forceinline__ uint32_t load_bias(const product_args &p, int tile)
@@ -217,56 +98,11 @@ __device__ __forceinline__ void add_bias(float (&z)[128], const memory &m, const
     group_sync(1 + g.number);
 }
 
-/* To D and back, where they are: see multiply(). */
 template <typename D> __device__ __forceinline__ void round_all(float (&z)[128])
 {
 #pragma unroll
-    for (int j = 0; j < 128; j++)
-        if constexpr (std::is_same<D, bf16>::value)
-            asm volatile("{\n"
-                         ".reg .b16 low, high;\n"
-                         "cvt.rn.bf16.f32 high, %0;\n"
-                         "mov.b16 low, 0;\n"
-                         "mov.b32 %0, {low, high};\n"
-                         "}"
-                         : "+f"(z[j]));
-        else
-            asm volatile("{\n"
-                         ".reg .b16 half;\n"
-                         "cvt.rn.f16.f32 half, %0;\n"
-                         "cvt.f32.f16 %0, half;\n"
-                         "}"
-                         : "+f"(z[j]));
-}
-
-/* fp32 logits, 64 rows and 32 columns at a time, through shared memory, from where the engine takes
- * them. */
-__device__ __forceinline__ void write(const float (&z)[128], const memory &m, group &g,
-                                      const CUtensorMap &to, int column, int row)
-{
-    constexpr int EACH = 32;
-    const bool leads = g.warp == 0 && g.lane == 0;
-#pragma unroll
-    for (int c = 0; c < COLUMNS / EACH; c++) {
-        const uint32_t out = m.out(g.number * OUTS + g.outs % OUTS);
-        if (leads)
-            stores_have_read<OUTS - 1>();
-        group_sync(1 + g.number);
-#pragma unroll
-        for (int i = 0; i < EACH / 8 * 2; i++) {
-            const float *v = z + c * (EACH / 8 * 4) + 2 * i;
-            const int r = g.warp * 16 + g.lane / 4 + i % 2 * 8, word = i / 2 * 2 + g.lane % 4 / 2;
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                             out + r * 128 + (word ^ r % 8) * 16 + g.lane % 2 * 8),
-                         "f"(v[0]), "f"(v[1])
-                         : "memory");
-        }
-        shared_is_written();
-        group_sync(1 + g.number);
-        if (leads)
-            tile_store(&to, out, column + c * EACH, row);
-        g.outs++;
-    }
+    for (int j = 0; j < 128; j += 2)
+        round_two<D>(z[j], z[j + 1]);
 }
 
 /* Statistics of a row of the tile, as colo_logprob_tiles_stride() says. @target: in the tile, or -1 */
@@ -334,20 +170,13 @@ __device__ __forceinline__ void keep_row(const float (&x)[128], const product_ar
                     of[0] = x[4 * j + 2 * r + e];
 }
 
-template <typename D, keeps KEEP, bool WRITES>
-__device__ __forceinline__ void multiply_all(const memory &m, const product_args &p,
+template <typename D, keeps KEEP, writes WRITES>
+__device__ __forceinline__ void multiply_all(const memory &m, group &g, const product_args &p,
                                              const CUtensorMap &to, int rank)
 {
-    group g = {(int)threadIdx.x / 128 - 1, (int)threadIdx.x / 32 % 4, (int)threadIdx.x % 32, 0};
-    g.number = __shfl_sync(~0u, g.number, 0);
     turn t = {0, 0};
     float z[128];
-    const int64_t tiles = (int64_t)p.row_tiles * p.column_tiles;
-    if (g.number == 1 && p.depths > LATE) {
-        barrier_wait(m.full(LATE), 0);
-        __nanosleep(LATE_NS);
-    }
-    for (int64_t i = blockIdx.x / CLUSTER; i < tiles; i += gridDim.x / CLUSTER) {
+    for_each_tile((int64_t)p.row_tiles * p.column_tiles, [&](int64_t i) {
         const place at = place_of(p, i);
         const int first_row = (at.row * CLUSTER + rank) * BLOCK_ROWS + g.number * ROWS;
         const int64_t row = first_row + g.warp * 16 + g.lane / 4,
@@ -362,11 +191,11 @@ __device__ __forceinline__ void multiply_all(const memory &m, const product_args
             target[r] = j >= 0 && j < COLUMNS ? (int)j : -1;
         }
         const uint32_t bias = p.bias ? load_bias<D>(p, at.column) : 0;
-        multiply<D>(z, m, g, t, p.depths);
+        multiply<D, false>(z, m, g, t, p.depths);
         if (p.bias)
             add_bias<D>(z, m, g, bias);
-        if constexpr (WRITES)
-            write(z, m, g, to, at.column * COLUMNS, first_row);
+        if constexpr (WRITES != NOTHING)
+            write<D, WRITES>(z, m, g, to, at.column * COLUMNS, first_row);
         else if (p.narrow)
             round_all<D>(z);
         const bool plain = KEEP == MOST && p.plain;
@@ -388,101 +217,33 @@ __device__ __forceinline__ void multiply_all(const memory &m, const product_args
 #pragma unroll
         for (int r = 0; r < 2; r++)
             keep_row<KEEP>(z, p, r, plain ? p.factor : 1, row + 8 * r, target[r], at.column, g.lane);
-    }
-    if (WRITES && g.warp == 0 && g.lane == 0)
-        stores_have_written();
+    });
 }
 
-template <typename D, keeps KEEP, bool WRITES>
+template <typename D, keeps KEEP, writes WRITES>
 __global__ void __launch_bounds__(THREADS, 1)
     head_kernel(const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap w,
                 const __grid_constant__ CUtensorMap z, const __grid_constant__ product_args p)
 {
     if constexpr (HAS_WGMMA) {
-        extern __shared__ unsigned char shared[];
-        const memory m = {(shared_address(shared) + 1023) & ~1023u};
-        const int rank = rank_in_cluster();
-        if (threadIdx.x == 0) {
-            for (int s = 0; s < STAGES; s++) {
-                barrier_init(m.full(s), 1);
-                barrier_init(m.empty(s), 2 * 4 * CLUSTER); /* each warp that multiplies */
-            }
-            barriers_made();
-        }
-        cluster_sync();
-        if (threadIdx.x < 128) {
-            registers_down<REGISTERS_COPYING>();
-            if (threadIdx.x == 0)
-                copy_all(m, p, h, w, rank);
-        } else {
-            registers_up<REGISTERS>();
-            multiply_all<D, KEEP, WRITES>(m, p, z, rank);
-        }
-        cluster_sync();
+        const int64_t tiles = (int64_t)p.row_tiles * p.column_tiles;
+        copy_and_multiply(
+            p.depths,
+            [&](const memory &m, int rank) {
+                copy_tiles(m, tiles, p.depths, [&](int64_t i, int k, int stage, uint32_t full) {
+                    const place at = place_of(p, i);
+                    tile_load(m.a(stage), &h, full, k * DEPTH, (at.row * CLUSTER + rank) * BLOCK_ROWS);
+                    tile_load_for(m.b(stage) + rank * (B_BYTES / CLUSTER), &w, full, k * DEPTH,
+                                  at.column * COLUMNS + rank * (COLUMNS / CLUSTER), (1 << CLUSTER) - 1);
+                });
+            },
+            [&](const memory &m, int rank, group &g) {
+                multiply_all<D, KEEP, WRITES>(m, g, p, z, rank);
+            });
     }
 }
 
 /* ---- launching ---- */
-
-using encode_t = decltype(&cuTensorMapEncodeTiled);
-
-/* Not linked, for the driver's library need not be where this is loaded */
-cudaError_t find_encode(encode_t *encode)
-{
-    static void *found;
-    cudaError_t e = cudaSuccess;
-    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSuccess;
-    void *fn = found;
-    if (!fn)
-#if CUDART_VERSION >= 12050
-        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
-                                             cudaEnableDefault, &result);
-#else
-        e = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &fn, cudaEnableDefault, &result);
-#endif
-    if (e == cudaSuccess && (result != cudaDriverEntryPointSuccess || !fn))
-        e = cudaErrorSymbolNotFound;
-    if (e == cudaSuccess)
-        found = fn;
-    *encode = (encode_t)fn;
-    return e;
-}
-
-CUtensorMapDataType type_of(colo_dtype_t dtype)
-{
-    return dtype == COLO_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-           : dtype == COLO_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-}
-
-/* Tiles of @rows rows and 128 bytes of @x [@extent, @width] */
-cudaError_t map_of(const colo_linear_matrix &x, int64_t extent, int64_t width, int rows,
-                   CUtensorMap *map)
-{
-    encode_t encode;
-    const cudaError_t e = find_encode(&encode);
-    if (e != cudaSuccess)
-        return e;
-    const cuuint64_t elem = x.dtype == COLO_F32 ? 4 : 2,
-                     size[2] = {(cuuint64_t)width, (cuuint64_t)extent},
-                     stride[1] = {(cuuint64_t)x.stride * elem};
-    const cuuint32_t box[2] = {(cuuint32_t)(128 / elem), (cuuint32_t)rows}, step[2] = {1, 1};
-    return encode(map, type_of(x.dtype), 2, x.data, size, stride, box, step,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-               ? cudaSuccess
-               : cudaErrorInvalidValue;
-}
-
-cudaLaunchAttribute in_clusters()
-{
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = CLUSTER;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    return attribute;
-}
 
 product_args args_of(const colo_linear_tiled &given)
 {
@@ -513,39 +274,29 @@ product_args args_of(const colo_linear_tiled &given)
     return p;
 }
 
-template <typename D, keeps KEEP, bool WRITES>
+template <typename D, keeps KEEP, writes WRITES>
 cudaError_t launch(const colo_linear_tiled &given, cudaStream_t stream)
 {
     const product_args p = args_of(given);
-    auto *kernel = head_kernel<D, KEEP, WRITES>;
     CUtensorMap h, w, z;
     cudaError_t e = map_of(given.h, p.rows, given.hidden, BLOCK_ROWS, &h);
     if (e == cudaSuccess)
         e = map_of(given.w, p.columns, given.hidden, COLUMNS / CLUSTER, &w);
     z = h;
-    if (e == cudaSuccess && WRITES)
+    if (e == cudaSuccess && WRITES != NOTHING)
         e = map_of(given.z, p.rows, p.columns, ROWS, &z);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_of(WRITES));
-    if (e != cudaSuccess)
-        return e;
-    cudaLaunchAttribute attribute = in_clusters();
-    cudaLaunchConfig_t config = {};
-    config.gridDim = CLUSTER * (unsigned)std::min<int64_t>((int64_t)p.row_tiles * p.column_tiles,
-                                                           given.clusters);
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = bytes_of(WRITES);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    e = cudaLaunchKernelEx(&config, kernel, h, w, z, p);
-    return e != cudaSuccess ? e : cudaGetLastError();
+    return e != cudaSuccess ? e
+                            : launch_tiles(head_kernel<D, KEEP, WRITES>, WRITES,
+                                           (int64_t)p.row_tiles * p.column_tiles, given.clusters,
+                                           stream, h, w, z, p);
 }
 
 template <typename D, keeps KEEP>
 cudaError_t launch_with(const colo_linear_tiled &given, cudaStream_t stream)
 {
-    return given.z.data ? launch<D, KEEP, true>(given, stream) : launch<D, KEEP, false>(given, stream);
+    return !given.z.data                ? launch<D, KEEP, NOTHING>(given, stream)
+           : given.z.dtype == COLO_F32 ? launch<D, KEEP, WIDE>(given, stream)
+                                       : launch<D, KEEP, NARROW>(given, stream);
 }
 
 template <typename D> cudaError_t launch_of(const colo_linear_tiled &given, cudaStream_t stream)
@@ -559,7 +310,7 @@ template <typename D> cudaError_t launch_of(const colo_linear_tiled &given, cuda
 
 extern "C" cudaError_t colo_k_head_fit(int32_t *clusters)
 {
-    auto *kernel = head_kernel<bf16, MOST, true>;
+    auto *kernel = head_kernel<bf16, MOST, WIDE>;
     bool has = false;
     int n = 0;
     *clusters = 0;
@@ -570,10 +321,10 @@ extern "C" cudaError_t colo_k_head_fit(int32_t *clusters)
     cudaLaunchConfig_t config = {};
     config.gridDim = CLUSTER;
     config.blockDim = THREADS;
-    config.dynamicSmemBytes = bytes_of(true);
+    config.dynamicSmemBytes = bytes_of(WIDE);
     config.attrs = &attribute;
     config.numAttrs = 1;
-    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_of(true));
+    e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_of(WIDE));
     if (e == cudaSuccess)
         e = cudaOccupancyMaxActiveClusters(&n, kernel, &config);
     *clusters = n;

@@ -4,8 +4,9 @@
  * copy engine for tiles, which also fills the shared memory of all blocks of a cluster, and matrix
  * products of 128 threads. Only code for sm_90a may call them (HAS_WGMMA of arch.cuh).
  *
- * An operand's tile has rows of 128 bytes, 64 elements along the sum, in the engine's 128-byte
- * swizzle: 16-byte word w of row r is at w ^ (r % 8). It begins at a multiple of 1024 bytes.
+ * An operand's tile has rows of 128 bytes, 64 elements, in the engine's 128-byte swizzle: 16-byte
+ * word w of row r is at w ^ (r % 8). It begins at a multiple of 1024 bytes. A row has elements along
+ * the sum, or by_k the k-th elements of 64 lines; then boxes of 64 rows lie one behind the other.
  * Addresses are those of shared memory, 32 bits.
  */
 #ifndef COLO_KERNELS_WGMMA_CUH
@@ -107,6 +108,14 @@ __device__ __forceinline__ void tile_store(const CUtensorMap *to, uint32_t from,
                  "r"(from), "r"(x), "r"(y)
                  : "memory");
 }
+/* Adds fp32 numbers to what is there, each once. */
+__device__ __forceinline__ void tile_add(const CUtensorMap *to, uint32_t from, int x, int y)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(x), "r"(y)
+                 : "memory");
+}
 /* Until all but this thread's last N stores have read shared memory, or all have written. */
 template <int N> __device__ __forceinline__ void stores_have_read()
 {
@@ -137,12 +146,13 @@ template <int N> __device__ __forceinline__ void registers_up()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* A tile of 8 or more rows, or what begins k elements further on: + k / 8. */
-__device__ __forceinline__ uint64_t operand(uint32_t tile)
+/* The sum's elements from the first on; 16 further on: + OPERAND_STEP */
+template <bool BY_K> __device__ __forceinline__ uint64_t operand(uint32_t tile)
 {
-    constexpr uint64_t EIGHT_ROWS = 1024 / 16, SWIZZLE_128 = 1;
-    return (tile & 0x3ffff) >> 4 | 1ull << 16 | EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
+    constexpr uint64_t EIGHT_ROWS = 1024 / 16, SWIZZLE_128 = 1, BOX = BY_K ? 64 * 128 / 16 : 1;
+    return (tile & 0x3ffff) >> 4 | BOX << 16 | EIGHT_ROWS << 32 | SWIZZLE_128 << 62;
 }
+template <bool BY_K> constexpr uint64_t OPERAND_STEP = (BY_K ? 16 * 128 : 16 * 2) / 16;
 __device__ __forceinline__ void products_begin()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -160,7 +170,7 @@ template <int N> __device__ __forceinline__ void products_wait()
 #define COLO_OPERANDS(i)                                                                     \
     "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
         "+f"(c[i + 6]), "+f"(c[i + 7])
-#define COLO_PRODUCT(type)                                                                     \
+#define COLO_PRODUCT(type, by_k)                                                               \
     asm volatile(                                                                              \
         "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                      \
         "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {"                      \
@@ -172,23 +182,27 @@ template <int N> __device__ __forceinline__ void products_wait()
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "     \
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "     \
         "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, " \
-        "%124, %125, %126, %127}, %128, %129, add, 1, 1, 0, 0;\n}"                             \
+        "%124, %125, %126, %127}, %128, %129, add, 1, 1, " by_k ";\n}"                         \
         : COLO_OPERANDS(0), COLO_OPERANDS(8), COLO_OPERANDS(16), COLO_OPERANDS(24),            \
           COLO_OPERANDS(32), COLO_OPERANDS(40), COLO_OPERANDS(48), COLO_OPERANDS(56),          \
           COLO_OPERANDS(64), COLO_OPERANDS(72), COLO_OPERANDS(80), COLO_OPERANDS(88),          \
           COLO_OPERANDS(96), COLO_OPERANDS(104), COLO_OPERANDS(112), COLO_OPERANDS(120)        \
         : "l"(a), "l"(b), "r"(add))
 
-/* c [64, 256] (+)= a [64, 16] times b [256, 16] transposed, begun, in fp32. Thread t has rows
+/* c [64, 256] (+)= a [64, 16] times b [256, 16] transposed, begun, in fp32; BY_K: both are. Thread t has rows
  * t / 32 * 16 + t % 32 / 4, and that + 8, and of each columns 8 j + t % 4 * 2, and that + 1:
  * c[4 j + 2 row + column]. */
-template <bool BF16>
+template <bool BF16, bool BY_K>
 __device__ __forceinline__ void product_begin(float (&c)[128], uint64_t a, uint64_t b, int add)
 {
-    if constexpr (BF16)
-        COLO_PRODUCT("bf16");
+    if constexpr (BF16 && BY_K)
+        COLO_PRODUCT("bf16", "1, 1");
+    else if constexpr (BF16)
+        COLO_PRODUCT("bf16", "0, 0");
+    else if constexpr (BY_K)
+        COLO_PRODUCT("f16", "1, 1");
     else
-        COLO_PRODUCT("f16");
+        COLO_PRODUCT("f16", "0, 0");
 }
 
 #undef COLO_PRODUCT

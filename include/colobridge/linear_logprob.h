@@ -34,9 +34,9 @@
  * On GPUs of compute capability 9.0 the product of logits makes their statistics, too, tile by tile,
  * and forward of mode logprob, and each forward without saved, writes no logits. That takes a head of
  * bf16 or f16 whose hidden size is a multiple of 8 and whose rows begin at multiples of 16 bytes, and
- * neither LoRA, segments, class weights, temperatures of tokens, sum_p2 nor a support; passes that keep
- * logits, or make gradients of them, do so if logits_dtype is f32. Other calls, and other GPUs, write
- * logits chunk by chunk and read them; results differ in the last bits of fp32.
+ * neither LoRA, segments, class weights, temperatures of tokens, sum_p2 nor a support. Passes that keep
+ * logits, or make gradients of them, have the product write them besides. Other calls, and other GPUs,
+ * write logits chunk by chunk and read them; results differ in the last bits of fp32.
  *
  * Only the sums over tokens in d_W and d_b run chunk by chunk (in the loss pass several at once).
  * Their last bits may depend on the chunk size; nothing else does. Backward of logprob and keep

@@ -109,7 +109,7 @@ struct colo_linear_fold {
 };
 
 /* z = h wT + bias of 16-bit operands, as COLO_LINEAR_LOGITS of linear.h says, and what @stats' tiles
- * take of it, rounded to stats' dtype. z is f32; z.data NULL: it is not written. Rows are those of
+ * take of it, rounded to stats' dtype, which is z's. z.data NULL: it is not written. Rows are those of
  * stats, [lo, hi), columns are its, too. Addresses and rows of h, w and z are multiples of 16 bytes. */
 struct colo_linear_tiled {
     struct colo_linear_matrix h, w, z;

@@ -266,12 +266,10 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     const bool stays = size->keeps || (size->early && size->in_place);
     size->makes_d_logits = trains && (size->early ? fore : back || loss);
     size->writes = size->keeps || size->makes_d_logits;
-    /* writing logits of 16 bits from there was not seen to be faster than reading them once more */
     size->reduces = linear->kernels->gemm->reduces &&
                     linear->kernels->gemm->reduces(linear->gemm) && !back && !size->segment &&
                     !config->logprob.has_class_weight && !config->logprob.has_temperature &&
-                    !config->logprob.want_sum_p2 && config->lora == 0 &&
-                    !(size->writes && config->logits_dtype == linear->dtype);
+                    !config->logprob.want_sum_p2 && config->lora == 0;
     size->no_logits = size->reduces && !size->writes && !loss && config->without_logits > 0;
     const int64_t min_rows = stays         ? MIN_ROWS
                              : size->early ? early_min_rows(linear)
