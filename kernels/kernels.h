@@ -86,7 +86,9 @@ COLO_K_LAUNCHER(topk_largest, colo_topk_args)
 COLO_K_LAUNCHER(rows_fold, colo_linear_fold)
 /* the lm_head's product that makes statistics (head-product.cu) */
 COLO_K_LAUNCHER(head_product, colo_linear_tiled)
-/* *clusters: how many of its clusters of blocks run at a time on the current device; 0: the device
+/* that of d_W (weight-product.cu), where the same device has it */
+COLO_K_LAUNCHER(weight_product, colo_linear_summed)
+/* *clusters: how many of their clusters of blocks run at a time on the current device; 0: the device
  * has no such kernel */
 cudaError_t colo_k_head_fit(int32_t *clusters);
 

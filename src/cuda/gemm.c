@@ -27,7 +27,7 @@
  * added to: tests allow that it is rounded before, too (tests/loss/product_case.h).
  *
  * LOGITS that are to leave statistics are not cuBLASLt's but kernels/head-product.cu's, on GPUs
- * that run it.
+ * that run it, and D_WEIGHT is kernels/weight-product.cu's there if its tiles have work for all.
  *
  * Which cuBLASLt: the one in the process already (inside PyTorch, PyTorch's), else libcublasLt.so
  * of the CUDA major version that this was built with. Not linked, for it is hundreds of megabytes
@@ -49,6 +49,8 @@ enum { ROWS = 2048, CACHE = 40, WORKSPACE = 32 << 20 };
 /* Of parts: their results, the tiles of a product, what a part has at least, and is a multiple of
  */
 enum { PARTS = 8, PARTS_BYTES = 20 << 20, TILE_M = 128, TILE_N = 256, LEAST = 1024, GRAIN = 64 };
+/* Columns, and of hidden, of a cluster of blocks of weight-product.cu */
+enum { WEIGHT_TILE = 256 };
 
 /* ---- the library ---- */
 
@@ -493,12 +495,49 @@ static colo_status_t multiply_parts(colo_product_t *product, const struct colo_l
     return colo_cuda_report(colo_k_rows_fold(&fold, stream), product_names[gemm->product]);
 }
 
+/* ---- d_weight ---- */
+
+static bool is_aligned(const struct colo_linear_matrix *x)
+{
+    const int64_t pitch = x->stride * (int64_t)colo_dtype_size(x->dtype);
+    return (uintptr_t)x->data % 16 == 0 && pitch % 16 == 0 && pitch < INT64_C(1) << 40;
+}
+
+static bool is_summed(const colo_product_t *product, const struct colo_linear_gemm *gemm)
+{
+    const colo_dtype_t dtype = gemm->z.dtype, to = gemm->w.dtype;
+    return gemm->product == COLO_LINEAR_D_WEIGHT && product->clusters > 0 && gemm->rows > 0 &&
+           (dtype == COLO_BF16 || dtype == COLO_F16) &&
+           (to == COLO_F32 || (to == dtype && gemm->beta == 0)) && gemm->hidden >= WEIGHT_TILE &&
+           gemm->columns <= INT32_MAX - WEIGHT_TILE &&
+           gemm->columns / WEIGHT_TILE >= product->clusters / (gemm->hidden / WEIGHT_TILE) &&
+           is_aligned(&gemm->z) && is_aligned(&gemm->h) && is_aligned(&gemm->w);
+}
+
+static colo_status_t sum(const colo_product_t *product, const struct colo_linear_gemm *gemm,
+                         colo_stream_t stream)
+{
+    const struct colo_linear_summed summed = {.h = gemm->h,
+                                              .w = gemm->w,
+                                              .z = gemm->z,
+                                              .rows = gemm->rows,
+                                              .columns = gemm->columns,
+                                              .hidden = gemm->hidden,
+                                              .adds = gemm->beta != 0,
+                                              .factor = gemm->factor,
+                                              .scale = gemm->scale,
+                                              .clusters = product->clusters};
+    return colo_cuda_report(colo_k_weight_product(&summed, stream), "lm_head: d_weight");
+}
+
 static colo_status_t run(void *made, const struct colo_linear_gemm *gemm, colo_stream_t stream)
 {
     colo_product_t *product = made;
     const int32_t parts = parts_of(product, gemm);
     if (gemm->stats)
         return reduce(product, gemm, stream);
+    if (is_summed(product, gemm))
+        return sum(product, gemm, stream);
     return parts > 1 ? multiply_parts(product, gemm, parts, stream)
                      : multiply(product, gemm, call_of(gemm), stream);
 }

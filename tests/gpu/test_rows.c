@@ -2,8 +2,8 @@
 /*
  * test_rows.c - the CUDA table of the lm_head path: packing, per-token values, hidden rows and
  * conversions against the host's, which the oracle judges in tests/loss; sums against plain loops,
- * products within the error of fp32 accumulation, also those of few rows, and a row's product the
- * same bits whatever rows it comes with.
+ * products within the error of fp32 accumulation, also those of few rows and of a large d_weight,
+ * and a row's product the same bits whatever rows it comes with.
  */
 #include "gpu/gpu.h"
 
@@ -369,6 +369,39 @@ T_CASE(sums_of_a_pass_of_few_rows_are_right_and_know_no_chunks)
         differ += out == COLO_F32 && memcmp(whole, sum, (size_t)(rows * pitch)) != 0;
     }
     assert_true(differ > 0); /* sums were cut */
+    gpu_free(workspace);
+    gpu_free(scale);
+    gpu_loss()->gemm->destroy(made);
+}
+
+/* A d_weight with as many tiles as run at a time is made by a kernel of ours on Hopper; one that is
+ * not aligned, by cuBLASLt. */
+T_CASE(large_gradients_of_a_weight_are_what_their_formula_says)
+{
+    static const struct colo_linear_shape shape = {
+        .dtype = COLO_BF16, .columns = 17000, .hidden = 264};
+    void *made = NULL, *workspace, *scale = gpu_put(scales, sizeof scales);
+    assert_ok(gpu_loss()->gemm->create(&shape, &made));
+    workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
+    for (int i = 0; i < 9; i++) {
+        static const int64_t rows[] = {1, 64, 70, 131};
+        const colo_dtype_t dtype = i % 2 ? COLO_F16 : COLO_BF16, out = i % 3 < 2 ? COLO_F32 : dtype;
+        T_ENDS(product_case_free) product_case_t p;
+        product_init(&p, COLO_LINEAR_D_WEIGHT, dtype, out,
+                     (int64_t[]){rows[i % 4], 16896 + t_below(&rng, 100), i % 4 ? 264 : 256},
+                     i == 8 ? 3 : i % 2 * 8, false, i % 3 == 0);
+        p.g.workspace = workspace;
+        if (i % 2)
+            p.g.scale = scale, p.scale = (double)scales[0];
+        else
+            p.g.factor = -0.75;
+        const char *label = t_text("%s to %s, %d rows, beta %g", colo_dtype_name(dtype),
+                                   colo_dtype_name(out), (int)p.g.rows, p.g.beta);
+        colo_status_t st = gpu_loss()->gemm->run(made, &p.g, NULL);
+        if (st < 0)
+            fail_msg("%s: %s", label, colo_last_error());
+        product_case_compare(&p, (double)(p.terms + 4) * 0x1p-24, false, label);
+    }
     gpu_free(workspace);
     gpu_free(scale);
     gpu_loss()->gemm->destroy(made);

@@ -119,6 +119,17 @@ struct colo_linear_tiled {
     int32_t clusters; /* of colo_k_head_fit() */
 };
 
+/* w [columns, hidden] = zT h factor of 16-bit operands, as COLO_LINEAR_D_WEIGHT of linear.h says; rows
+ * >= 1. Of w in f32 it may be added. Addresses and rows of h, w and z are multiples of 16 bytes. */
+struct colo_linear_summed {
+    struct colo_linear_matrix h, w, z;
+    int64_t rows, columns, hidden;
+    bool adds;
+    double factor;
+    const float *scale; /* multiplies as factor does; NULL: 1 */
+    int32_t clusters;   /* of colo_k_head_fit() */
+};
+
 /* per-row values to tokens: 0 (argmax: -1) for an ignored token, NaN (correct: 0) for a dropped
  * one; NULL members of to are not written; n_valid and n_invalid come from the counts */
 struct colo_linear_scatter {
