@@ -86,7 +86,8 @@ typedef struct colo_linear_logprob_config_t {
     size_t budget;             /* bytes for logits of ceil(V / W) columns, in the loss pass for their
                                   gradients, too; chunks are as large as it allows, but not below
                                   2048 tokens (forward of mode logprob: 1024; forward of mode early
-                                  and the loss pass: 512, or 1024 if logits have 16 bits);
+                                  and the loss pass: 512, or 1024 if logits have 16 bits; the loss
+                                  pass of one rank, gradients over logits: 2048);
                                   0: 1 GiB (early: 512 MiB, the loss pass: 1.25 GiB) */
     colo_d_hidden_t d_hidden;
     bool frozen_hidden;          /* no d_hidden: its product is skipped; with a sum of d_hidden the

@@ -73,7 +73,7 @@ void linear_case_listed(linear_case_t *c, int32_t ranks, int32_t replicas, int i
 void linear_case_shared(linear_case_t *c, int32_t ranks, int i, uint64_t *rng)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16};
-    static const int64_t tokens[] = {9, 13, 21, 7}, vocab[] = {3001, 9001, 700};
+    static const int64_t tokens[] = {9, 13, 21, 7}, vocab[] = {3001, 40001, 700};
     linear_case_init(c, ranks, 1, tokens[i % 4], vocab[i % 3], 5, dtypes[i / 12], rng);
     linear_case_shard(c, i % SHARD_KINDS);
     linear_case_options(c, WITH_ENTROPY | WITH_LOSS | WITH_SMOOTH | (i & 4 ? LINEAR_BIAS : 0) |

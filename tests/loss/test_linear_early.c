@@ -101,7 +101,7 @@ T_CASE(loss_of_a_large_vocabulary_takes_at_most_1_3_GiB)
         lc.logits_dtype = i ? COLO_BF16 : COLO_F32;
         T_ENDS(colo_linear_logprob_destroy) colo_linear_logprob_t *linear = NULL;
         assert_ok(colo_linear_logprob_create(&linear, &lc, head, t_self()));
-        assert_int_equal(colo_linear_logprob_chunk(linear, T), i ? 1024 : 512);
+        assert_int_equal(colo_linear_logprob_chunk(linear, T), i ? 4096 : 512);
         assert_ok(
             colo_linear_logprob_workspace_size(linear, COLO_LINEAR_LOGPROB_LOSS, T, -1, &work));
         assert_true(work + products + d_hidden <= (size_t)13 * (1 << 30) / 10);

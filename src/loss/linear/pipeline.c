@@ -769,17 +769,16 @@ colo_status_t colo_linear_pipeline(struct colo_linear_call *call)
 {
     const struct colo_linear_size *size = &call->size;
     const int64_t units = size->chunks * size->blocks;
-    const bool over = size->joined > 1 && size->in_place; /* logits come where d_logits are */
     if (size->takes_head)
         COLO_TRY(take_head(call));
     for (int64_t unit = 0; unit <= units; unit++) {
         const bool due = colo_linear_makes_grads(size) && unit > 0 &&
                          (unit % size->joined == 0 || unit == units);
-        if (due && over)
+        if (due && size->over)
             COLO_TRY(make_grads(call, unit - 1));
         if (unit < units)
             COLO_TRY(begin_unit(call, unit));
-        if (due && !over)
+        if (due && !size->over)
             COLO_TRY(make_grads(call, unit - 1));
         if (unit < units)
             COLO_TRY(work_on(call, unit));

@@ -15,7 +15,8 @@
  * least 2048 tokens and as many as the budget allows, one behind the other. Products of gradients
  * take these together: below 2048 tokens the fp32 accumulation of d_W costs more memory traffic
  * than the products cost arithmetic. Where d_logits are not over the logits, the next chunk's
- * logits are made before these products, during the last gradient.
+ * logits are made before these products, during the last gradient. Where they are, and no gather of
+ * a chunk could hide behind the next one's product, these are one chunk.
  *
  * Backward has no gathers. A chunk of its has as many logits, but in blocks of WIDTH columns, so
  * its rows are mostly all rows, and d_W is made at once. WIDTH is 33 tiles of 256 columns: with any
@@ -117,11 +118,22 @@ static int64_t chunk_of(const colo_linear_logprob_t *linear, int64_t rows, int64
     return even(rows, chunk < min_rows ? min_rows : chunk);
 }
 
+/* Has the loss pass nothing to do beside its products? Then a chunk of d_logits over logits is what a
+ * product of gradients takes. */
+static bool is_whole(const colo_linear_logprob_t *linear)
+{
+    return linear->config.logits_dtype == linear->dtype && linear->config.logprob.chunk_size == 0 &&
+           linear->config.logprob.segment == 0 && colo_comm_size(linear->group) == 1;
+}
+
 static int64_t loss_chunk(const colo_linear_logprob_t *linear, int64_t rows)
 {
-    if (linear->config.logprob.segment == 0)
+    if (linear->config.logprob.segment > 0)
+        return rows < MIN_ROWS ? rows : MIN_ROWS;
+    if (!is_whole(linear))
         return chunk_of(linear, rows, early_min_rows(linear), true);
-    return rows < MIN_ROWS ? rows : MIN_ROWS;
+    const int64_t fit = budget_of(linear, true) / row_bytes(linear);
+    return even(rows, fit > MIN_ROWS ? fit - fit % early_min_rows(linear) : MIN_ROWS);
 }
 
 /* Rows of forward whose tiles, of two chunks, and rows of hidden fit into without_logits: whole tiles
@@ -183,7 +195,8 @@ static int64_t rows_of_blocks(const colo_linear_logprob_t *linear, int64_t rows)
  * memory of d_W of C R / H columns. So with shared those of the first V H / R columns are in
  * d_weight, one part behind the other, and those of the rest, one part, are in saved memory. In
  * turn the last part inside begins where d_W of its columns begins after those of the parts before
- * it, and so on: d_W of a part only meets parts before it, but for the first, which has a stage. */
+ * it, and so on, rounded up: d_W of a part only meets parts before it, but for the first, which has
+ * a stage. */
 static void cut(const colo_linear_logprob_t *linear, struct colo_linear_size *size)
 {
     const bool in_blocks = !size->segment && linear->columns > WIDTH;
@@ -195,7 +208,8 @@ static void cut(const colo_linear_logprob_t *linear, struct colo_linear_size *si
     while (first > 0 && n < COLO_LINEAR_PARTS - 2) {
         down[n++] = first;
         const int64_t least = (first * linear->hidden + size->rows - 1) / size->rows,
-                      before = (least + TILE - 1) / TILE * TILE;
+                      wide = (least + WIDTH - 1) / WIDTH * WIDTH, /* whole waves, if these fit */
+                      before = wide < first ? wide : (least + TILE - 1) / TILE * TILE;
         first = first <= body / STAGED || before >= first ? 0 : before;
     }
     size->inside = n;
@@ -283,6 +297,7 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
                                                   : rows_of_blocks(linear, size->rows);
     size->chunks = size->rows > 0 ? size->rows / size->chunk + (size->rows % size->chunk > 0) : 1;
     size->joined = loss ? joined_of(linear, size) : 1;
+    size->over = loss && size->in_place && size->chunks > 1 && (size->joined > 1 || is_whole(linear));
     size->once = size->chunks <= size->joined && !config->d_weight_add;
     size->makes_logits = !back || (colo_linear_makes_grads(size) && !size->keeps && !size->early);
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
@@ -293,7 +308,7 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     size->d_hidden_last = loss && !config->frozen_weight && colo_comm_size(linear->group) == 1;
     size->buffers = stays || !size->makes_logits || size->no_logits ? 0
                     : size->chunks == 1 && size->blocks == 1 ? 1
-                    : size->in_place && size->joined > 1     ? 1
+                    : size->over                             ? 1
                                                              : 2;
     size->z_stride =
         stride_of(size->keeps || size->early ? linear->columns : size->width, config->logits_dtype);
@@ -342,9 +357,8 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
     const bool d_h = size->makes_d_hidden, d_weight = size->makes_d_weight,
                d_z = size->makes_d_logits, d_lora = size->makes_d_lora,
                d_u = config->lora > 0 && (d_h || d_lora);
-    const bool joins = size->joined > 1,
-               second = size->chunks > size->joined && !(joins && size->in_place),
-               other = (size->chunks > 1 || size->blocks > 1) && !joins;
+    const bool second = size->chunks > size->joined && !size->over,
+               other = (size->chunks > 1 || size->blocks > 1) && size->joined == 1;
     const int64_t stat = elem_of(linear->stat_dtype), elem = elem_of(linear->dtype);
     const int64_t tokens = size->tokens, rows = size->rows,
                   joined = rows / size->joined > size->chunk ? size->joined * size->chunk

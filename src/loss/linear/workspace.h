@@ -44,6 +44,7 @@ struct colo_linear_size {
     int64_t tokens, rows;
     int64_t chunk, chunks; /* rows a chunk; chunks >= 1, the only one of 0 rows may be empty */
     int64_t joined;        /* chunks that products of gradients take together */
+    bool over;             /* their logits come where d_logits are, so these products come first */
     bool d_hidden_last;    /* d_hidden comes after d_W, and is made where its rows of hidden were */
     int64_t width, blocks; /* columns a block; blocks of a chunk */
     int64_t body;          /* columns in such blocks; the rest, if any, is one more */
