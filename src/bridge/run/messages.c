@@ -234,6 +234,7 @@ colo_status_t colo_messages_connect(colo_bridge_t *bridge)
     /* with the others, which would not hear in there of what fails here alone */
     colo_status_t st = connect_members(bridge, &bridge->now);
     COLO_THEN(st, reserve(bridge, &bridge->now));
+    bridge->now.messages.ready = st == COLO_OK;
     return st < 0 ? colo_comm_fail(bridge->comm, st) : COLO_OK;
 }
 
@@ -249,21 +250,28 @@ void colo_messages_take(colo_messages_t *from, colo_messages_t *to)
 
 /* ---- calls ---- */
 
-/* What create or reshape left for the first call that is staged, which cannot be captured. */
+/* What create or reshape left for the first call that is staged, which cannot be captured. Of some
+ * ranks it may have left nothing, and these must not capture a call that others refuse. */
 static colo_status_t make_ready(const colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
-    const colo_messages_t *messages = &bridge->now.messages; /* the connection is the bridge's */
+    colo_messages_t *messages = &bridge->now.messages; /* the connection is the bridge's */
     const bool connects = messages->nmembers && !messages->subconnection;
     const bool grows = messages->need_partials > bridge->memory.partials.size ||
                        messages->need_stage > bridge->memory.stage.size;
-    if (!connects && !grows)
+    if (messages->ready)
         return COLO_OK;
-    /* it is on all ranks or on none: no rank waits, and the comm lives */
-    COLO_FAIL_IF(call->capturing, COLO_ERR_STATE,
-                 "bridge: the first staged call of a shape allocates and connects, which "
-                 "cannot be captured; run one before the capture, or register the memory");
-    return colo_messages_connect(bridge);
+    if (!call->capturing)
+        return colo_messages_connect(bridge);
+    const colo_status_t st =
+        connects || grows
+            ? colo_fail(COLO_ERR_STATE,
+                        "bridge: the first staged call of a shape allocates and connects, which "
+                        "cannot be captured; run one before the capture, or register the memory")
+            : COLO_OK;
+    COLO_TRY(colo_comm_agree(colo_comm_control(bridge->comm), "captured bridge call", 0, st));
+    messages->ready = true;
+    return COLO_OK;
 }
 
 colo_status_t colo_messages_prepare(colo_call_t *call)
