@@ -13,6 +13,7 @@ constexpr int VECTORS = 4; /* groups a thread */
 template <typename R> struct row_numbers {
     bool nan, counts;
     pair_numbers<R> pair;
+    both_scalings<R> by;
     R q_all, g, up, center, slope; /* from up on: of another divergence than forward KL */
 };
 
@@ -20,8 +21,8 @@ template <typename R> struct row_numbers {
 template <typename R>
 __device__ R other_slope(const colo_distill_args &p, const row_numbers<R> &k, R prob, R z, R w)
 {
-    const R t = (below(z, (R)p.base.factor, (R)p.base.cap, k.pair.m) -
-                 below(w, (R)p.target_factor, (R)p.target_cap, k.pair.mv)) -
+    const R t = (below(z, k.by.factor, k.by.cap, k.pair.m) -
+                 below(w, k.by.target_factor, k.by.target_cap, k.pair.mv)) -
                 k.pair.log_ratio;
     R u = t;
     if (p.divergence == COLO_DIVERGENCE_JSD) {
@@ -39,14 +40,13 @@ __device__ R other_slope(const colo_distill_args &p, const row_numbers<R> &k, R 
 template <typename R, int N>
 __device__ void gradient(const colo_distill_args &p, const row_numbers<R> &k, R *x, const R *w)
 {
-    const R factor = (R)p.base.factor, cap = (R)p.base.cap,
-            target_factor = (R)p.target_factor, target_cap = (R)p.target_cap;
+    const R factor = k.by.factor, cap = k.by.cap;
 #pragma unroll
     for (int e = 0; e < N; e++) {
         R dz = k.nan ? (R)CUDART_NAN : (R)0;
         if (k.counts) {
             const R v = x_of(x[e], factor, cap),
-                    q = p.probs ? w[e] : exp_of(x_of(w[e], target_factor, target_cap) - k.pair.mv -
+                    q = p.probs ? w[e] : exp_of(x_of(w[e], k.by.target_factor, k.by.target_cap) - k.pair.mv -
                                                  k.pair.log_sum_v);
             const R prob = exp_of(v - k.pair.m - k.pair.log_sum);
             dz = k.g * (k.q_all * prob - q);
@@ -103,6 +103,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
         const row_numbers<R> k = {nan,
                                   !nan && md < CUDART_INF,
                                   pair_of<R>(p, t),
+                                  both_scalings_of<R>(p, t),
                                   (R)p.saved[4 * p.base.tokens + t],
                                   (R)(forward ? d_ce + d_kl : d_ce),
                                   (R)d_kl,

@@ -32,10 +32,11 @@ __device__ double relative_entropy(double e)
 
 /* colo_distill_pair() in R */
 template <typename R>
-__device__ void take_pair(const colo_distill_args &p, const pair_numbers<R> &k, R z, R w, R *s)
+__device__ void take_pair(const colo_distill_args &p, const both_scalings<R> &by,
+                          const pair_numbers<R> &k, R z, R w, R *s)
 {
-    const R dx = below(z, (R)p.base.factor, (R)p.base.cap, k.m),
-            dv = below(w, (R)p.target_factor, (R)p.target_cap, k.mv), t = (dx - dv) - k.log_ratio,
+    const R dx = below(z, by.factor, by.cap, k.m),
+            dv = below(w, by.target_factor, by.target_cap, k.mv), t = (dx - dv) - k.log_ratio,
             lp = dx - k.log_sum, lq = dv - k.log_sum_v;
     if (t != t)
         return;
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(THREADS) pairs_kernel(const __grid_constant__ 
         const typename E::elem *targets =
             (const typename E::elem *)p.targets + t * p.target_row_stride;
         const pair_numbers<R> k = pair_of<R>(p, t);
+        const both_scalings<R> by = both_scalings_of<R>(p, t);
         const int64_t end = p.saved[t] < CUDART_INF ? p.base.true_columns : 0;
         R s[COLO_DISTILL_SUMS] = {0, 0, 0, 0};
         for (int64_t j = first_vector<D>(row) + (int64_t)threadIdx.x * N; j < end;
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(THREADS) pairs_kernel(const __grid_constant__ 
 #pragma unroll
             for (int e = 0; e < N; e++)
                 if (j + e >= 0 && j + e < end)
-                    take_pair<R>(p, k, x[e], w[e], s);
+                    take_pair<R>(p, by, k, x[e], w[e], s);
         }
         for (int i = 0; i < COLO_DISTILL_SUMS; i++) {
             const double all = sum_of((double)s[i], partial);

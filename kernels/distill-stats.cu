@@ -162,22 +162,21 @@ __device__ void absorb_vector(sums<typename D::real> &a, const uint4 &z, const u
 /* Columns [from, end) group by group, as any config, dtype and alignment will have it. */
 template <typename D, typename E>
 __device__ void read_columns(sums<typename D::real> &a, const colo_distill_args &p,
+                             const both_scalings<typename D::real> &by,
                              const typename D::elem *row, const typename E::elem *targets,
                              int64_t from, int64_t end)
 {
     using R = typename D::real;
     constexpr int N = D::N;
-    const R factor = (R)p.base.factor, cap = (R)p.base.cap,
-            target_factor = (R)p.target_factor, target_cap = (R)p.target_cap;
     for (int64_t j = from + (int64_t)threadIdx.x * N; j < end; j += (int64_t)THREADS * N) {
         R x[N], w[N], v[N];
         fetch<D, E>(p, row, targets, j, x, w);
 #pragma unroll
         for (int e = 0; e < N; e++) {
             const bool there = j + e >= 0 && j + e < end;
-            x[e] = there ? x_of(x[e], factor, cap) : minus_inf<R>();
+            x[e] = there ? x_of(x[e], by.factor, by.cap) : minus_inf<R>();
             /* the logarithm of a negative one is NaN, as it must be */
-            v[e] = !there ? minus_inf<R>() : p.probs ? log(w[e]) : x_of(w[e], target_factor, target_cap);
+            v[e] = !there ? minus_inf<R>() : p.probs ? log(w[e]) : x_of(w[e], by.target_factor, by.target_cap);
             w[e] = there ? w[e] : (R)0;
         }
         absorb<R, N>(a, x, v, w, p.probs, p.divergence == COLO_DIVERGENCE_REVERSE_KL);
@@ -205,6 +204,7 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
             (const typename E::elem *)p.targets + t * p.target_row_stride;
         const bool counts = !p.mask || p.mask[t * p.mask_stride];
         const int64_t first = first_vector<D>(row), end = counts ? p.base.true_columns : 0;
+        const both_scalings<R> by = both_scalings_of<R>(p, t);
         sums<R> a = {minus_inf<R>(), 0, p.probs ? (R)0 : minus_inf<R>(), 0, 0, 0, 0, 0};
         if (PLAIN && first_vector<D>(targets) == first && end > 2 * N) {
             const int64_t lo = first < 0 ? first + N : 0, vectors = (end - lo) / N;
@@ -219,17 +219,16 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
                 }
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)
-                    absorb_vector<D>(a, vz[b], vw[b], (R)p.base.factor, (R)p.target_factor,
-                                     reverse);
+                    absorb_vector<D>(a, vz[b], vw[b], by.factor, by.target_factor, reverse);
             }
             for (; k < vectors; k += THREADS)
-                absorb_vector<D>(a, __ldcs(z + k), __ldcs(w + k), (R)p.base.factor,
-                                 (R)p.target_factor, reverse);
+                absorb_vector<D>(a, __ldcs(z + k), __ldcs(w + k), by.factor,
+                                 by.target_factor, reverse);
             if (first < 0)
-                read_columns<D, E>(a, p, row, targets, first, lo);
-            read_columns<D, E>(a, p, row, targets, lo + vectors * N, end);
+                read_columns<D, E>(a, p, by, row, targets, first, lo);
+            read_columns<D, E>(a, p, by, row, targets, lo + vectors * N, end);
         } else {
-            read_columns<D, E>(a, p, row, targets, first, end);
+            read_columns<D, E>(a, p, by, row, targets, first, end);
         }
 
         const auto larger = [](double u, double w) { return max_nan(u, w); };

@@ -13,7 +13,7 @@
 #include "logprob.cuh"
 
 #include "kernels.h"
-#include "loss/distill-args.h"
+#include "loss/distill-merge.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -66,6 +66,17 @@ __device__ void fetch(const colo_distill_args &p, const typename D::elem *row,
 __device__ double sum_of(double v, double *partial)
 {
     return all_threads<THREADS>(v, partial, [](double a, double b) { return a + b; });
+}
+
+/* What makes x and v of a row, in R */
+template <typename R> struct both_scalings {
+    R factor, cap, target_factor, target_cap;
+};
+template <typename R>
+__device__ both_scalings<R> both_scalings_of(const colo_distill_args &p, int64_t t)
+{
+    const colo_distill_scaling by = colo_distill_scaling_of(&p, t);
+    return {(R)by.factor, (R)by.cap, (R)by.target_factor, (R)by.target_cap};
 }
 
 /* ---- both normalisers ---- */

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(THREADS) rest_kernel(const __grid_constant__ c
     __shared__ double partial[THREADS / 32];
     __shared__ int64_t given[COLO_TOPK_MAX], sorted[COLO_TOPK_MAX + 1];
     unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
-    const R none = -(R)CUDART_INF, factor = (R)p.base.factor, cap = (R)p.base.cap;
+    const R none = -(R)CUDART_INF;
     if (threadIdx.x == 0)
         sorted[COLO_TOPK_MAX] = INT64_MAX;
     for (int64_t t = blockIdx.x; t < p.base.tokens; t += gridDim.x) {
@@ -134,6 +134,8 @@ __global__ void __launch_bounds__(THREADS) rest_kernel(const __grid_constant__ c
             (const typename D::elem *)p.base.logits + t * p.base.row_stride;
         const bool twice = sort_picks(p, t, given, sorted);
         const int64_t end = p.rows[t] == COLO_TOPK_SKIP ? 0 : p.base.true_columns;
+        const scaling<R> by = scaling_of<R>(p.base, t, end > 0);
+        const R factor = by.factor, cap = by.cap;
         R m = none, s = 0;
         for (int64_t j = first_vector<D>(row) + (int64_t)threadIdx.x * N; j < end;
              j += (int64_t)THREADS * N) {
@@ -217,7 +219,8 @@ __device__ void emit(const colo_topk_args &p, int64_t t, int64_t i, int64_t id, 
     const int64_t index = t * p.k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : CUDART_NAN;
     if (id >= 0) {
-        double x = x_of(z, p.base.factor, p.base.cap);
+        const scaling<double> by = scaling_of<double>(p.base, t, true);
+        double x = x_of(z, by.factor, by.cap);
         if (!wide && isinf((float)x))
             x = x > 0 ? CUDART_INF : -CUDART_INF;
         down = x - p.base.saved[t];
@@ -321,13 +324,15 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_to
             }
         if (!first)
             continue;
+        const scaling<double> by =
+            scaling_by<double>(p.base, colo_logprob_saved_coldness(&p.base, t));
         double dx = g - exp(p.down[index] - log_sum) * p.all[t];
-        if (p.base.cap > 0) {
-            const double th = (p.down[index] + m) / p.base.cap;
+        if (by.cap > 0) {
+            const double th = (p.down[index] + m) / by.cap;
             dx *= 1 - th * th;
         }
         ((typename D::elem *)p.base.d_logits)[t * p.base.d_row_stride + j] =
-            D::store((typename D::real)(dx * p.base.factor));
+            D::store((typename D::real)(dx * by.factor));
     }
 }
 

@@ -5,7 +5,9 @@
  *
  * Student: x of a logit as in logprob.h, p = softmax(x) over the whole vocabulary. Targets w:
  *   COLO_DISTILL_LOGITS  q = softmax(y), y = target_scale w / target_temperature, Q = 1; with a
- *                        target_softcap c: y = c tanh(target_scale w / c) / target_temperature
+ *                        target_softcap c: y = c tanh(target_scale w / c) / target_temperature.
+ *                        has_temperature and has_target_temperature: the batch has a temperature
+ *                        of each token, which divides x, or y, in addition
  *   COLO_DISTILL_PROBS   q = w as it is, Q = sum_j q_j over the whole vocabulary (not
  *                        normalised)
  *   ce = -sum_j q_j log p_j
@@ -66,11 +68,13 @@ typedef struct colo_distill_config_t {
     int64_t divergence; /* a colo_divergence_t: what kl is; not 0 only with COLO_DISTILL_LOGITS */
     double beta;         /* of JSD, 0 < beta < 1 */
     double target_softcap; /* 0: none; COLO_DISTILL_LOGITS only */
-    int64_t reserved[5]; /* 0: room for members of newer headers. The size never changes, because
+    bool has_temperature, has_target_temperature; /* the batch has them; the second with
+                                                   * COLO_DISTILL_LOGITS only */
+    int64_t reserved[4]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_distill_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, COLO_DIVERGENCE_FORWARD_KL, 0.5, 0.0, {}
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, COLO_DIVERGENCE_FORWARD_KL, 0.5, 0.0, false, false, {}
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -121,7 +125,8 @@ typedef struct colo_distill_saved_t {
  */
 COLO_API colo_status_t colo_distill_config_check(const colo_distill_config_t *config);
 /**
- * colo_distill_saved_size() - bytes of the saved statistics: 64 per token
+ * colo_distill_saved_size() - bytes of the saved statistics: 64 per token, and 8 per
+ *                             temperature of it
  * @bytes:  out
  */
 COLO_API colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
@@ -143,9 +148,13 @@ typedef struct colo_distill_batch_t {
     const colo_tensor_t *targets;
     /* u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient 0 */
     const colo_tensor_t *mask;
+    /* f32 [T], contiguous, > 0 and finite where the mask is not 0, the same on all ranks; NULL
+     * unless the config has them. On a GPU the host does not read them, and a row of another number
+     * is NaN */
+    const colo_tensor_t *temperature, *target_temperature;
 } colo_distill_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_DISTILL_BATCH_INIT sizeof(colo_distill_batch_t), nullptr, nullptr, nullptr
+#define COLO_DISTILL_BATCH_INIT sizeof(colo_distill_batch_t), nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_DISTILL_BATCH_INIT .struct_size = sizeof(colo_distill_batch_t)
 #endif

@@ -39,11 +39,13 @@ typedef struct colo_topk_config_t {
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
     int64_t order; /* a number for the order of the rows, if the caller has several: ranks compare it */
     bool want_tail; /* out.tail may be asked for; not with topk, and the ids of a row differ */
+    bool has_temperature; /* the batch has a temperature of each token, which divides x in addition;
+                           * not with topk, whose order does not depend on it */
     int64_t reserved[7]; /* 0: room for members of newer headers. The size never changes, because
                           * other structs contain it */
 } colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, false, {}
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, false, false, {}
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
     .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \
@@ -104,7 +106,8 @@ typedef struct colo_topk_saved_t {
  */
 COLO_API colo_status_t colo_topk_config_check(const colo_topk_config_t *config);
 /**
- * colo_topk_saved_size() - bytes of the saved statistics: 56 per token and 16 per selected id
+ * colo_topk_saved_size() - bytes of the saved statistics: 56 per token, and 8 with
+ *                          has_temperature, and 16 per selected id
  * @bytes:  out
  */
 COLO_API colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens,
@@ -129,9 +132,13 @@ typedef struct colo_topk_batch_t {
     const colo_tensor_t *ids;
     /* u8 [T] or NULL; a row whose mask is 0 is not read, and its logp are 0 */
     const colo_tensor_t *mask;
+    /* f32 [T], contiguous, > 0 and finite where the mask is not 0, the same on all ranks; NULL
+     * unless config.has_temperature. On a GPU the host does not read it, and a row of another number
+     * is NaN */
+    const colo_tensor_t *temperature;
 } colo_topk_batch_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_BATCH_INIT sizeof(colo_topk_batch_t), nullptr, nullptr, nullptr
+#define COLO_TOPK_BATCH_INIT sizeof(colo_topk_batch_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_TOPK_BATCH_INIT .struct_size = sizeof(colo_topk_batch_t)
 #endif

@@ -122,7 +122,8 @@ class LogitsOptions(c.Structure):
 class DistillConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', INT), ('target_temperature', DOUBLE),
                 ('target_scale', DOUBLE), ('order', i64), ('divergence', i64), ('beta', DOUBLE),
-                ('target_softcap', DOUBLE), ('reserved', i64 * 5)]
+                ('target_softcap', DOUBLE), ('has_temperature', BOOL), ('has_target_temperature', BOOL),
+                ('reserved', i64 * 4)]
 
 
 class DistillSaved(c.Structure):
@@ -135,7 +136,8 @@ class DistillUpstream(c.Structure):
 
 
 class DistillBatch(c.Structure):
-    _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('targets', _p(Tensor)), ('mask', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('targets', _p(Tensor)), ('mask', _p(Tensor)),
+                ('temperature', _p(Tensor)), ('target_temperature', _p(Tensor))]
 
 
 class DistillOut(c.Structure):
@@ -287,7 +289,7 @@ class Sequence(c.Structure):
 
 class TopkConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', BOOL), ('ignore_index', i64),
-                ('order', i64), ('want_tail', BOOL), ('reserved', i64 * 7)]
+                ('order', i64), ('want_tail', BOOL), ('has_temperature', BOOL), ('reserved', i64 * 7)]
 
 
 class TopkSaved(c.Structure):
@@ -300,7 +302,8 @@ class TopkUpstream(c.Structure):
 
 
 class TopkBatch(c.Structure):
-    _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('ids', _p(Tensor)), ('mask', _p(Tensor))]
+    _fields_ = [('struct_size', size_t), ('logits', _p(Tensor)), ('ids', _p(Tensor)), ('mask', _p(Tensor)),
+                ('temperature', _p(Tensor))]
 
 
 class TopkOut(c.Structure):

@@ -61,7 +61,7 @@ MUTANTS = {
         'torch/compiled.py', "'group_weight', 'temperature', 'input'", "'group_weight', 'input'", 'test_torch_compiled.py',
         'flags and temperatures'),
     'temperatures of tokens with a gradient are taken': (
-        'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():\n        raise ArgumentError("%s: temperature', 'if False:\n        raise ArgumentError("%s: temperature', 'test_torch_temperature.py', 'refused'),
+        'torch/support.py', 'if given.requires_grad and torch.is_grad_enabled():\n        raise ArgumentError("%s: %s requires', 'if False:\n        raise ArgumentError("%s: %s requires', 'test_torch_temperature.py', 'refused'),
     'temperatures lie as those of contiguous logits': (
         'torch/support.py', 'plan.rows.spread(heat.given.detach().to(torch.float32), 1.0)', 'heat.given.detach().to(torch.float32).contiguous()',
         'test_torch_temperature.py', 'any_strides'),
@@ -867,6 +867,14 @@ MUTANTS = {
         'compat/liger.py', "made['logp'].detach().exp()", "made['logp'].exp()", 'test_compat_liger.py', 'scaled_by and mean'),
     'the z-loss of a token is not scaled': (
         'compat/liger.py', 'loss * p, None if z_loss is None else z_loss * p', 'loss * p, z_loss', 'test_compat_liger.py', 'scaled_by and mean'),
+    'temperatures of tokens of a teacher are those of the student': (
+        'torch/support.py', "order = [name for name in ('temperature', 'target_temperature') if name in found]", 'order = list(found)',
+        'test_torch_temperature.py', 'divergences_of and reverse'),
+    'the teacher of a student may have one temperature alone': (
+        'torch/losses.py', 'isinstance(target_temperature, torch.Tensor) and target_temperature.dim()', 'False', 'test_torch_temperature.py',
+        'divergences_of and reverse'),
+    'temperatures of tokens beside a mask go unchecked': (
+        'torch/support.py', "        _check_heat(what, name, value.given, shape, device)\n    order", '        pass\n    order', 'test_torch_temperature.py', 'no_temperature'),
     'factors of ZeRO-3 are those of this rank': (
         'torch/placed.py', 'return Gathered.apply(part, comm, count).view(shape)', 'return part.repeat(comm.size)[:count].view(shape)',
         'test_torch_lora.py', 'zero3'),

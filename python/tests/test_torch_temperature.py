@@ -175,11 +175,131 @@ def test_what_is_no_temperature_is_refused():
         for call in calls:
             with pytest.raises(ValueError, match=words):
                 call(heat)
-    for name, call in (('topk_logprob', lambda: ct.topk_logprob(z, 2, temperature=torch.ones(3))),
-                       ('logprob_at', lambda: ct.logprob_at(z, t.clamp(min=0)[:, None], temperature=torch.ones(3))),
-                       ('distill', lambda: ct.distill(z, z, temperature=torch.ones(3)))):
-        with pytest.raises(ValueError, match=name + r': temperature is \[3\] on cpu, expected a number'):
+    ids, logp = t.clamp(min=0)[:, None], torch.zeros(3, 1) - 1
+    for heat, words in ((torch.ones(2), r'temperature is \[2\] of torch.float32 on cpu, expected a number, or \[3\]'),
+                        (torch.ones(3, requires_grad=True), 'temperature requires grad'),
+                        (torch.tensor([1.0, 0.0, 1.0]), 'temperature: token 1 has 0')):
+        for call in (lambda heat: ct.distill(z, z, temperature=heat), lambda heat: ct.logprob_at(z, ids, temperature=heat),
+                     lambda heat: ct.topk_distill(z, ids, logp, temperature=heat)):
+            with pytest.raises(ValueError, match=words):
+                call(heat)
+        with pytest.raises(ValueError, match='target_' + words):
+            ct.distill(z, z, target_temperature=heat)
+    with pytest.raises(ValueError, match='has_target_temperature is true, but targets are probabilities'):
+        ct.distill(z, z.softmax(-1), soft_labels=True, target_temperature=torch.ones(3))
+    with pytest.raises(ValueError, match=r'topk_logprob: temperature is \[3\] on cpu, expected a number'):
+        ct.topk_logprob(z, 2, temperature=torch.ones(3))
+
+
+# ---- other losses ----
+
+def divergences(x, y, keep):
+    """By kind, and the cross entropy, of capped and divided logits in f64"""
+    p, q = torch.log_softmax(x, -1), torch.log_softmax(y, -1)
+    m = torch.logaddexp(p + math.log(0.7), q + math.log(0.3))
+    d = {'ce': -(q.exp() * p).sum(-1), 'forward_kl': (q.exp() * (q - p)).sum(-1), 'reverse_kl': (p.exp() * (p - q)).sum(-1),
+         'jsd': 0.3 * (q.exp() * (q - m)).sum(-1) + 0.7 * (p.exp() * (p - m)).sum(-1), 'tv': (p.exp() - q.exp()).abs().sum(-1) / 2}
+    d['acceptance'] = -torch.log1p(-d['tv'])
+    return {name: torch.where(keep, of, torch.zeros(()).double()) for name, of in d.items()}
+
+
+@pytest.mark.parametrize('dtype', list(NEAR))
+@pytest.mark.parametrize('kind', ('ce', 'forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance'))
+def test_divergences_of_tokens_with_temperatures_of_their_own(kind, dtype):
+    near, near_grad = NEAR[dtype]
+    h, w, _, t, heat = case(6)
+    z, y = (h @ w.T).to(dtype), (case(7)[0] @ case(8)[1].T).to(dtype)
+    keep, up = t != -100, torch.randn(SHAPE, generator=torch.Generator().manual_seed(3)).double()
+    for student, teacher, softcap in ((heat, heat.flip(0), None), (heat, 1.5, 4.0), (0.8, heat, None)):
+        number = [x.nan_to_num(1.0) if isinstance(x, torch.Tensor) else torch.full(SHAPE, x, dtype=torch.float64) for x in (student, teacher)]
+        whole = z.double().clone().requires_grad_()
+        want = divergences(capped(whole, number[0], softcap), capped(y.double(), number[1], None), keep)[kind]
+        (want * up).sum().backward()
+        masked = [x.nan_to_num(1.0).masked_fill(~keep, math.nan) if isinstance(x, torch.Tensor) else x for x in (student, teacher)]
+
+        def of(world):
+            lo, hi = CUTS[world.size][world.rank:world.rank + 2]
+            mine = z[..., lo:hi].clone().requires_grad_()
+            options = dict(mask=keep, tp_group=world, vocab=(lo, V), temperature=masked[0], target_temperature=masked[1], softcap=softcap)
+            got = ct.distill(mine, y[..., lo:hi], **options).ce if kind == 'ce' else ct.distill(
+                mine, y[..., lo:hi], kind=kind, beta=0.3, reduction='none', **options)
+            torch.testing.assert_close(got.double(), want.detach(), rtol=near, atol=near)
+            (got * up).sum().backward()
+            torch.testing.assert_close(mine.grad.double(), whole.grad[..., lo:hi], rtol=near_grad, atol=near_grad)
+            return got.detach()
+        for size in CUTS:
+            made = cb.run_threads(size, of)
+            assert all(torch.equal(a, made[0]) for a in made)
+
+
+@pytest.mark.parametrize('dtype', list(NEAR))
+def test_the_top_k_of_a_teacher_with_temperatures_of_tokens(dtype):
+    near, near_grad = NEAR[dtype]
+    h, w, _, t, heat = case(9)
+    z, keep = (h @ w.T).to(dtype), t != -100
+    ids = torch.stack([torch.randperm(V, generator=torch.Generator().manual_seed(i))[:4] for i in range(t.numel())]).view(*SHAPE, 4)
+    ids[1, 1, 2] = -100
+    there = ids != -100
+    lq = torch.log_softmax(torch.randn(*SHAPE, 7, generator=torch.Generator().manual_seed(1)).double(), -1)[..., :4]
+    up = torch.randn(SHAPE, generator=torch.Generator().manual_seed(2)).double()
+    for softcap, kind, tail in ((None, 'forward_kl', True), (4.0, 'reverse_kl', True), (4.0, 'forward_kl', False)):
+        whole = z.double().clone().requires_grad_()
+        lp = torch.log_softmax(capped(whole, heat, softcap), -1)
+        p = torch.where(there, lp.gather(-1, ids.clamp(min=0)), torch.tensor(-math.inf).double())
+        q = lq.masked_fill(~there, -math.inf)
+        if tail:
+            others = torch.ones(*SHAPE, V, dtype=torch.bool).scatter(-1, ids.clamp(min=0), ~there)
+            p = torch.cat([p, lp.masked_fill(~others, -math.inf).logsumexp(-1, keepdim=True)], -1)
+            q = torch.cat([q, (1 - q.exp().sum(-1, keepdim=True)).log()], -1)
+        a, b = (q, p) if kind == 'forward_kl' else (p, q)
+        some = a > -math.inf
+        want = torch.where(some, a.masked_fill(~some, 0).exp() * (a.masked_fill(~some, 0) - b.masked_fill(~some, 0)), torch.zeros(()).double()).sum(-1)
+        want = torch.where(keep, want, torch.zeros(()).double())
+        (want * up).sum().backward()
+
+        def of(world):
+            lo, hi = CUTS[world.size][world.rank:world.rank + 2]
+            mine = z[..., lo:hi].clone().requires_grad_()
+            got = ct.topk_distill(mine, ids, lq, kind=kind, tail=tail, mask=keep, reduction='none', tp_group=world, vocab=(lo, V),
+                                  temperature=heat, softcap=softcap)
+            torch.testing.assert_close(got.double(), want.detach(), rtol=near, atol=near)
+            (got * up).sum().backward()
+            torch.testing.assert_close(mine.grad.double(), whole.grad[..., lo:hi], rtol=near_grad, atol=near_grad)
+        for size in CUTS:
+            cb.run_threads(size, of)
+
+
+@pytest.mark.parametrize('cut', (lambda z: z.transpose(0, 1), lambda z: z[:, ::2], lambda z: z[:, 1:3]))
+def test_other_losses_of_logits_of_any_strides(cut):
+    h, w, _, t, heat = case(3)
+    z, heat, ids = cut(h @ w.T), cut(heat.nan_to_num(2.0).unsqueeze(-1)).squeeze(-1), cut(t.clamp(min=0).unsqueeze(-1))
+    leaf, x = z.detach().requires_grad_(), z.detach().clone().requires_grad_()
+    got = ct.logprob_at(leaf, ids, temperature=heat)[..., 0], ct.distill(leaf, leaf, kind='reverse_kl', reduction='none', temperature=heat)
+    want = (torch.log_softmax(capped(x, heat, None), -1).gather(-1, ids)[..., 0],
+            divergences(capped(x, heat, None), x.detach(), heat > 0)['reverse_kl'])
+    for outs in (got, want):
+        sum(out.sum() for out in outs).backward()
+    for a, b in zip((*got, leaf.grad), (*want, x.grad)):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize('level', (1, 2))
+def test_ranks_with_other_temperatures_are_told_of_other_losses(level):
+    def mixed(world):
+        world.set_check(level)
+        z, y, heat, mask = torch.randn(3, 4), torch.randn(3, 4), torch.ones(3), torch.tensor([True, True, False])
+        heat[2] = world.rank  # of a masked token
+        calls = (lambda: ct.distill(z, y, mask=mask, tp_group=world, temperature=heat),
+                 lambda: ct.distill(z, y, mask=mask, tp_group=world, kind='jsd', target_temperature=heat),
+                 lambda: ct.logprob_at(z, torch.tensor([[1], [2], [3]]), mask=mask, tp_group=world, temperature=heat))
+        for call in calls:
             call()
+            heat[1] += world.rank
+            with pytest.raises(cb.MismatchError):
+                call()
+            heat[1] = 1
+            call()
+    cb.run_threads(2, mixed)
 
 
 @pytest.mark.parametrize('level', (1, 2))

@@ -124,6 +124,15 @@ static uint64_t hash_temperature(const struct colo_logprob_args *args, uint64_t 
     return hash;
 }
 
+uint64_t colo_loss_hash_heat(const float *heat, const uint8_t *mask, int64_t mask_stride,
+                             int64_t tokens, uint64_t hash)
+{
+    for (int64_t t = 0; heat && t < tokens; t++)
+        if (!mask || mask[t * mask_stride])
+            hash = colo_hash_bytes(hash, &heat[t], sizeof heat[t]);
+    return hash;
+}
+
 /* One multiplication a target: the rows are read anyway, this must not show. */
 uint64_t colo_logprob_hash_targets(const struct colo_logprob_args *args)
 {

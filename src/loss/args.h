@@ -262,6 +262,9 @@ static inline struct colo_logprob_args colo_logprob_segment(const struct colo_lo
 }
 /* This rank's header, by hashes of the config and of what else must be equal on all ranks. */
 void colo_logprob_set_header(struct colo_logprob_args *args, uint64_t config, uint64_t targets);
+/* With temperatures of the tokens that @mask lets count, or NULL, in host memory */
+uint64_t colo_loss_hash_heat(const float *heat, const uint8_t *mask, int64_t mask_stride,
+                             int64_t tokens, uint64_t hash);
 /* of the targets of @args, in host memory */
 uint64_t colo_logprob_hash_targets(const struct colo_logprob_args *args);
 

@@ -57,6 +57,14 @@ static colo_status_t read_config(const struct colo_loss_kind *kind, const void *
     return read_sized(&kind->config, given, own);
 }
 
+/* Has the batch temperatures of tokens, those of the config's @i-th has_ member? */
+static bool heat_of(const struct colo_loss_kind *kind, const union colo_loss_config *own, int32_t i)
+{
+    bool has;
+    memcpy(&has, (const char *)own + kind->heat + (size_t)i * sizeof has, sizeof has);
+    return has;
+}
+
 /* The same as the logits path has it. */
 static colo_logprob_config_t base_of(const struct colo_loss_kind *kind,
                                      const union colo_loss_config *own)
@@ -66,6 +74,7 @@ static colo_logprob_config_t base_of(const struct colo_loss_kind *kind,
                                   .ignore_index = kind->ignore_index};
     if (kind->order)
         memcpy(&base.order, (const char *)own + kind->order, sizeof base.order);
+    base.has_temperature = kind->heats > 0 && heat_of(kind, own, 0);
     return kind->is_base ? own->logprob : base;
 }
 
@@ -105,11 +114,13 @@ static bool lay_out(const struct colo_loss_kind *kind, struct colo_logprob_args 
 /* Per token */
 static int64_t saved_bytes(const struct colo_loss_kind *kind, const union colo_loss_config *own)
 {
-    int64_t k = 0;
+    int64_t k = 0, heats = 0;
     if (kind->k)
         memcpy(&k, (const char *)own + kind->k, sizeof k);
+    for (int32_t i = 0; i < kind->heats; i++)
+        heats += heat_of(kind, own, i);
     return (kind->is_base ? colo_logprob_saved_numbers(&own->logprob) * (int64_t)sizeof(double)
-                          : kind->saved) +
+                          : kind->saved + heats * (int64_t)sizeof(double)) +
            kind->saved_by_k * k;
 }
 

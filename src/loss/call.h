@@ -60,14 +60,17 @@ struct colo_loss_kind {
     struct colo_loss_sized config, batch, out, upstream, state; /* size 0: there is none */
 
     /* ---- the config ---- */
-    bool is_base; /* it is the logits path's own; else that has only logits and these: */
-    size_t order; /* where the config has it; 0: nowhere */
+    bool is_base;  /* it is the logits path's own; else that has only logits and these: */
+    size_t order;  /* where the config has it; 0: nowhere */
+    size_t heat;   /* has_temperature, likewise, and those that follow it */
+    int32_t heats; /* so many */
     int64_t ignore_index;
     colo_status_t (*check_config)(const union colo_loss_config *c); /* beyond the base's; or NULL */
 
     /* ---- memory: bytes per token ---- */
-    int64_t saved, saved_by_k; /* from forward to backward, if not is_base; times config's k */
-    size_t k;                  /* where the config has it; 0: nowhere */
+    /* from forward to backward, if not is_base; times config's k; 8 more for each of the heats */
+    int64_t saved, saved_by_k;
+    size_t k;         /* where the config has it; 0: nowhere */
     bool behind;      /* without a backward the same lies in the workspace, behind the blocks */
     int64_t per_rank; /* in the workspace, in addition to a block */
     bool chunked;     /* on a group of one a block is of one chunk */

@@ -47,6 +47,8 @@ struct colo_distill_args {
     struct colo_logprob_args base; /* shard, blocks, header; its targets, out, saved: not used */
     bool probs;
     double target_factor, target_cap; /* as factor and cap of the base */
+    bool has_target_temperature;
+    const float *target_temperature; /* as temperature of the base; grad has both from saved */
     colo_dtype_t target_dtype;
     const void *targets;
     int64_t target_row_stride;
@@ -61,8 +63,9 @@ struct colo_distill_args {
     } out; /* stat dtype */
     /* merge writes, grad reads: f64 [8, T]: M, log Sum x, Mv, log Sum v, Q, K, and of other
      * divergences than forward KL, whose gradient is F p_j (u_j - A), A and F; of TV and ACCEPTANCE
-     * u is s - 1 and A is sum p s - 1. log(p_j / q_j) = (x_j - M) - (v_j - Mv) - K. M is NaN for a
-     * row that is NaN and +inf for a masked one; Mv = log Sum v = 0 for probabilities. */
+     * u is s - 1 and A is sum p s - 1. Then 1 / temperature of either side that has those of
+     * tokens. log(p_j / q_j) = (x_j - M) - (v_j - Mv) - K. M is NaN for a row that is NaN and +inf
+     * for a masked one; Mv = log Sum v = 0 for probabilities. */
     double *saved;
     struct {
         const void *d_ce, *d_kl;

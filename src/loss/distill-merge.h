@@ -14,6 +14,39 @@ struct colo_distill_merged {
     double m, log_sum, mv, log_sum_v, q, k, ce, kl;
 };
 
+/* What makes x and v of a token's logits and targets. */
+struct colo_distill_scaling {
+    double factor, cap, target_factor, target_cap;
+};
+
+/* 1 / temperature of token @t, NaN if it is none; @of: those of forward, else the merge has saved
+ * it */
+COLO_EITHER double colo_distill_coldness(const struct colo_distill_args *args, const float *of,
+                                         int64_t place, int64_t t)
+{
+    const double v = of ? (double)of[t] : 0;
+    if (!of)
+        return args->saved[place * args->base.tokens + t];
+    return v > 0 && v < COLO_STAT_INF ? 1 / v : COLO_STAT_NAN;
+}
+
+COLO_EITHER struct colo_distill_scaling
+colo_distill_scaling_of(const struct colo_distill_args *args, int64_t t)
+{
+    const int64_t heats = args->base.config.has_temperature;
+    const double cold = heats ? colo_distill_coldness(args, args->base.temperature,
+                                                      COLO_DISTILL_SAVED, t)
+                              : 1,
+                 target_cold = args->has_target_temperature
+                                   ? colo_distill_coldness(args, args->target_temperature,
+                                                           COLO_DISTILL_SAVED + heats, t)
+                                   : 1;
+    const struct colo_distill_scaling by = {args->base.factor * cold, args->base.cap * cold,
+                                            args->target_factor * target_cold,
+                                            args->target_cap * target_cold};
+    return by;
+}
+
 COLO_EITHER double colo_distill_base(double m)
 {
     return m > -COLO_STAT_INF ? m : 0;
@@ -140,6 +173,13 @@ COLO_EITHER void colo_distill_merge_token(const struct colo_distill_args *args, 
     args->saved[5 * tokens + t] = g.k;
     args->saved[6 * tokens + t] = g.kl < COLO_STAT_INF ? g.kl : COLO_STAT_NAN;
     args->saved[7 * tokens + t] = 1;
+    double *cold = args->saved + COLO_DISTILL_SAVED * tokens + t;
+    if (args->base.temperature) {
+        *cold = colo_distill_coldness(args, args->base.temperature, 0, t);
+        cold += tokens;
+    }
+    if (args->target_temperature)
+        *cold = colo_distill_coldness(args, args->target_temperature, 0, t);
 }
 
 /* The same of a divergence whose sums over the shards are args.sums; merge has left the row's. */

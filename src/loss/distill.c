@@ -44,6 +44,9 @@ static colo_status_t check_config(const union colo_loss_config *own)
                  c->divergence);
     COLO_FAIL_IF(c->divergence == COLO_DIVERGENCE_JSD && !(c->beta > 0 && c->beta < 1),
                  COLO_ERR_ARG, "distill: beta is %g, expected between 0 and 1", c->beta);
+    COLO_FAIL_IF(c->has_target_temperature && c->targets == COLO_DISTILL_PROBS, COLO_ERR_ARG,
+                 "distill: has_target_temperature is true, but targets are probabilities: give "
+                 "their logarithms as logits");
     return COLO_OK;
 }
 
@@ -70,7 +73,12 @@ static colo_status_t check(const struct colo_loss_call *call)
     const colo_tensor_t *logits = call->logits;
     const colo_dtype_t dtype = colo_logprob_stat_dtype(logits->dtype);
     COLO_TRY(check_targets(logits, batch->targets));
+    const colo_distill_config_t *c = &call->config.distill;
     COLO_TRY(colo_loss_check_mask(batch->mask, logits));
+    COLO_TRY(colo_loss_check_heat(batch->temperature, "temperature", c->has_temperature,
+                                  batch->mask, logits));
+    COLO_TRY(colo_loss_check_heat(batch->target_temperature, "target_temperature",
+                                  c->has_target_temperature, batch->mask, logits));
     COLO_TRY(colo_loss_check_array(out->ce, "out.ce", dtype, logits->shape[0], 0, logits));
     COLO_TRY(colo_loss_check_array(out->kl, "out.kl", dtype, logits->shape[0], 0, logits));
     return colo_loss_check_call_memory(call);
@@ -86,6 +94,7 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_args *ba
                                        .probs = c->targets == COLO_DISTILL_PROBS,
                                        .target_factor = c->target_scale / c->target_temperature,
                                        .target_cap = c->target_softcap / c->target_temperature,
+                                       .has_target_temperature = c->has_target_temperature,
                                        .divergence = (colo_divergence_t)c->divergence,
                                        .beta = c->divergence == COLO_DIVERGENCE_JSD ? c->beta : 0};
 }
@@ -106,17 +115,21 @@ static uint64_t hash_config(const struct colo_logprob_args *base)
     uint64_t hash = colo_hash_i64(colo_logprob_hash_config(&args->base.config, args->base.dtype),
                                   (int64_t)colo_logprob_hash_config(&targets, args->target_dtype));
     hash = colo_hash_i64(hash, args->divergence);
+    hash = colo_hash_i64(hash, args->has_target_temperature);
     hash = colo_hash_bytes(hash, &args->target_cap, sizeof args->target_cap);
     return colo_hash_bytes(hash, &args->beta, sizeof args->beta);
 }
 
-static uint64_t hash_mask(const struct colo_logprob_args *base)
+static uint64_t hash_inputs(const struct colo_logprob_args *base)
 {
     const struct colo_distill_args *args = (const struct colo_distill_args *)base;
     uint64_t hash = colo_hash_i64(COLO_HASH_INIT, args->mask != NULL);
     for (int64_t t = 0; t < args->base.tokens && args->mask; t++)
         hash = colo_hash_i64(hash, args->mask[t * args->mask_stride] != 0);
-    return hash;
+    hash = colo_loss_hash_heat(args->base.temperature, args->mask, args->mask_stride,
+                               args->base.tokens, hash);
+    return colo_loss_hash_heat(args->target_temperature, args->mask, args->mask_stride,
+                               args->base.tokens, hash);
 }
 
 static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
@@ -126,6 +139,7 @@ static void describe(const struct colo_logprob_args *base, colo_fields_t *fields
     colo_fields_add(fields, "targets", "%s", args->probs ? "probs" : "logits");
     colo_fields_add(fields, "target_scale / target_temperature", "%.9g", args->target_factor);
     colo_fields_add(fields, "target_softcap / target_temperature", "%.9g", args->target_cap);
+    colo_fields_add(fields, "has_target_temperature", "%d", args->has_target_temperature);
     colo_fields_add(fields, "divergence", "%d", (int)args->divergence);
     colo_fields_add(fields, "beta", "%.9g", args->beta);
     colo_fields_add(fields, "targets' dtype", "%s", colo_dtype_name(args->target_dtype));
@@ -176,6 +190,8 @@ static const struct colo_loss_kind kind = {
     .upstream = COLO_LOSS_SIZED("distill: upstream", colo_distill_upstream_t, d_ce,
                                 COLO_DISTILL_UPSTREAM_INIT),
     .order = offsetof(colo_distill_config_t, order),
+    .heat = offsetof(colo_distill_config_t, has_temperature),
+    .heats = 2,
     .check_config = check_config,
     .saved = COLO_DISTILL_SAVED * sizeof(double),
     .behind = true, /* the second read needs it */
@@ -184,7 +200,7 @@ static const struct colo_loss_kind kind = {
     .fill = fill,
     .hash_config = hash_config,
     .describe = describe,
-    .hash_inputs = hash_mask,
+    .hash_inputs = hash_inputs,
     .compare = compare,
     .local = local,
     .merge = merge};
@@ -234,6 +250,8 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config,
     set_targets(&args, in->targets);
     args.mask = colo_loss_address(in->mask);
     args.mask_stride = in->mask ? in->mask->stride[0] : 0;
+    args.base.temperature = colo_loss_address(in->temperature);
+    args.target_temperature = colo_loss_address(in->target_temperature);
     args.out.ce = colo_loss_address(call.out.distill.ce);
     args.out.kl = colo_loss_address(call.out.distill.kl);
     args.sums = (double *)(void *)args.base.blocks;

@@ -55,7 +55,7 @@ struct colo_topk_args {
     } out;
     bool count; /* does rows write out.n_invalid? */
 
-    /* in the saved buffer, behind base.saved [3, T] */
+    /* in the saved buffer, behind base.saved [3 or 4, T] */
     int64_t *rows;      /* [T] */
     void *sum;          /* [T] stat dtype, in 8 bytes per token */
     double *down;       /* [T, k] x - M */

@@ -34,6 +34,10 @@ static colo_status_t check_config(const union colo_loss_config *own)
         c->want_tail && c->topk, COLO_ERR_ARG,
         "topk: want_tail and topk are true, expected one of them: what the k largest leave "
         "is that of their ids in a second call");
+    COLO_FAIL_IF(
+        c->has_temperature && c->topk, COLO_ERR_ARG,
+        "topk: has_temperature and topk are true, expected one of them: the k largest do "
+        "not depend on it, their log-probabilities are those of their ids in a second call");
     return COLO_OK;
 }
 
@@ -65,6 +69,8 @@ static colo_status_t check(const struct colo_loss_call *call)
     const int64_t tokens = logits->shape[0], k = call->config.topk.k;
     COLO_TRY(check_ids(&call->config.topk, logits, batch->ids));
     COLO_TRY(colo_loss_check_mask(batch->mask, logits));
+    COLO_TRY(colo_loss_check_heat(batch->temperature, "temperature",
+                                  call->config.topk.has_temperature, batch->mask, logits));
     COLO_FAIL_IF(out->ids && !call->config.topk.topk, COLO_ERR_ARG,
                  "topk: out.ids is given, config.topk is false");
     COLO_TRY(colo_loss_check_array(out->logp, "out.logp", colo_logprob_stat_dtype(logits->dtype),
@@ -97,11 +103,12 @@ static void place(struct colo_topk_args *args, double *memory)
     const int64_t tokens = args->base.tokens;
     args->base.saved = memory;
     if (memory) {
-        args->rows = (int64_t *)(memory + 3 * tokens);
-        args->sum = memory + 4 * tokens;
-        args->down = memory + 5 * tokens;
-        args->saved_ids = (int64_t *)(memory + (5 + args->k) * tokens);
-        args->log_sum = memory + (5 + 2 * args->k) * tokens;
+        memory += colo_logprob_saved_numbers(&args->base.config) * tokens;
+        args->rows = (int64_t *)memory;
+        args->sum = memory + tokens;
+        args->down = memory + 2 * tokens;
+        args->saved_ids = (int64_t *)(memory + (2 + args->k) * tokens);
+        args->log_sum = memory + (2 + 2 * args->k) * tokens;
         args->all = args->log_sum + tokens;
     }
     args->base.targets = args->rows;
@@ -116,7 +123,8 @@ static uint64_t hash_inputs(const struct colo_logprob_args *base)
         for (int64_t i = 0; i < args->k && !args->topk; i++)
             hash = colo_hash_i64(hash, args->ids[t * args->id_stride + i]);
     }
-    return hash;
+    return colo_loss_hash_heat(args->base.temperature, args->mask, args->mask_stride,
+                               args->base.tokens, hash);
 }
 
 static uint64_t hash_config(const struct colo_logprob_args *base)
@@ -132,7 +140,8 @@ static uint64_t hash_config(const struct colo_logprob_args *base)
 /* In the workspace */
 static int64_t *rows_behind(const struct colo_logprob_args *args)
 {
-    return (int64_t *)(args->blocks + args->ranks * args->block.bytes) + 3 * args->tokens;
+    return (int64_t *)(args->blocks + args->ranks * args->block.bytes) +
+           colo_logprob_saved_numbers(&args->config) * args->tokens;
 }
 
 static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
@@ -198,6 +207,8 @@ static const struct colo_loss_kind kind = {
     .upstream =
         COLO_LOSS_SIZED("topk: upstream", colo_topk_upstream_t, d_logp, COLO_TOPK_UPSTREAM_INIT),
     .order = offsetof(colo_topk_config_t, order),
+    .heat = offsetof(colo_topk_config_t, has_temperature),
+    .heats = 1,
     .ignore_index = COLO_TOPK_SKIP, /* no row is ignored by the caller's index, but by its mask */
     .check_config = check_config,
     .saved = 56,
@@ -258,6 +269,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
     args.id_stride = in->ids ? in->ids->stride[0] : 0;
     args.mask = colo_loss_address(in->mask);
     args.mask_stride = in->mask ? in->mask->stride[0] : 0;
+    args.base.temperature = colo_loss_address(in->temperature);
     args.out.logp = colo_loss_address(call.out.topk.logp);
     args.out.ids = colo_loss_address(call.out.topk.ids);
     args.out.tail = colo_loss_address(call.out.topk.tail);

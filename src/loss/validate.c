@@ -238,6 +238,22 @@ colo_status_t colo_loss_check_temperature(const colo_tensor_t *temperature,
     return COLO_OK;
 }
 
+colo_status_t colo_loss_check_heat(const colo_tensor_t *heat, const char *what, bool has,
+                                   const colo_tensor_t *mask, const colo_tensor_t *logits)
+{
+    const int64_t tokens = logits->shape[0];
+    COLO_FAIL_IF(!heat != !has, COLO_ERR_ARG, "%s: the batch has %s, config.has_%s is %s", what,
+                 heat ? "one" : "none", what, has ? "true" : "false");
+    COLO_TRY(colo_loss_check_array(heat, what, COLO_F32, tokens, 0, logits));
+    for (int64_t t = 0; heat && logits->mem == COLO_MEM_HOST && t < tokens; t++) {
+        const double v = (double)((const float *)heat->data)[t];
+        const bool counts = !mask || ((const uint8_t *)mask->data)[t * mask->stride[0]];
+        COLO_FAIL_IF(counts && !(v > 0 && v < INFINITY), COLO_ERR_ARG,
+                     "%s: token %" PRId64 " has %g, expected finite and > 0", what, t, v);
+    }
+    return COLO_OK;
+}
+
 /* [@rows, @columns] of @dtype */
 static colo_status_t check_table(const colo_tensor_t *table, const char *what, colo_dtype_t dtype,
                                  int64_t rows, int64_t columns)

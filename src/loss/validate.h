@@ -36,6 +36,9 @@ colo_status_t colo_loss_check_line(const colo_tensor_t *tensor, const char *what
 colo_status_t colo_loss_check_class_weight(const colo_tensor_t *weight,
                                            const colo_logprob_config_t *config, int64_t columns,
                                            const colo_tensor_t *like);
+/* Are temperatures @what of tokens there iff @has, as above, for each row of the @mask? */
+colo_status_t colo_loss_check_heat(const colo_tensor_t *heat, const char *what, bool has,
+                                   const colo_tensor_t *mask, const colo_tensor_t *logits);
 /* Is @temperature there iff @config has it, for each of the @targets? In host memory its values are
  * looked at. @like: as above */
 colo_status_t colo_loss_check_temperature(const colo_tensor_t *temperature,

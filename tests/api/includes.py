@@ -21,7 +21,7 @@ LEVEL = {'core': 0, 'grid': 1, 'comm': 2, 'process': 2, 'threads': 2, 'kernels':
 ALLOWED = {
     ('kernels/kernels.h', 'src/loss/linear/rows.h'): 'arguments that host and kernel read alike',
     ('kernels/kernels.h', 'src/loss/args.h'): 'arguments that host and kernel read alike',
-    ('kernels/distill.cuh', 'src/loss/distill-args.h'): 'arguments that host and kernel read alike',
+    ('kernels/distill.cuh', 'src/loss/distill-merge.h'): 'a formula that host and kernel have alike',
     ('kernels/distill-pairs.cu', 'src/loss/distill-merge.h'): 'a formula that host and kernel have alike',
     ('kernels/distill-stats.cu', 'src/loss/distill-merge.h'): 'a formula that host and kernel have alike',
     ('kernels/logprob-stats.cu', 'src/loss/logprob-merge.h'): 'a formula that host and kernel have alike',

@@ -34,6 +34,13 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     colo_tensor_t dz = s->in_place ? z : gather_put_shard(m, s->dtype, NULL);
     colo_tensor_t mask =
         where_tensor(gather_put(m, c->mask, (size_t)s->tokens), COLO_U8, 1, &s->tokens);
+    void *heat[2];
+    for (int k = 0; k < 2; k++) {
+        double own[DISTILL_TOKENS];
+        memcpy(own, c->heat[k], sizeof own);
+        own[0] += c->other_heat[k] && r == 1;
+        heat[k] = gather_put_f32(m, own, s->tokens);
+    }
     void *stats = gather_put(m, NULL, stat_bytes),
          *workspace = gather_put(m, NULL, workspace_bytes);
     for (int k = 0; k < 2; k++) {
@@ -44,8 +51,11 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
     colo_comm_stats_reset(m->group);
     rank_try(colo_distill_forward(
         &cfg,
-        &(colo_distill_batch_t){COLO_DISTILL_BATCH_INIT, .logits = &z, .targets = &w,
-                                .mask = c->masked ? &mask : NULL},
+        &(colo_distill_batch_t){
+            COLO_DISTILL_BATCH_INIT, .logits = &z, .targets = &w, .mask = c->masked ? &mask : NULL,
+            .temperature = WHERE_ARRAY(cfg.has_temperature ? heat[0] : NULL, COLO_F32, s->tokens),
+            .target_temperature =
+                WHERE_ARRAY(cfg.has_target_temperature ? heat[1] : NULL, COLO_F32, s->tokens)},
         m->group,
         &(colo_distill_out_t){COLO_DISTILL_OUT_INIT, .ce = WHERE_ARRAY(out[0], m->stat, s->tokens),
                               .kl = WHERE_ARRAY(out[1], m->stat, s->tokens)},
@@ -100,6 +110,18 @@ void distill_case_diverge(distill_case_t *c, colo_divergence_t divergence, doubl
     c->shape.second_gather = divergence >= COLO_DIVERGENCE_JSD;
 }
 
+void distill_case_heat(distill_case_t *c, bool student, bool teacher)
+{
+    c->config.has_temperature = student;
+    c->config.has_target_temperature = teacher;
+    for (int k = 0; k < 2; k++) {
+        loss_draw_temperature(c->heat[k], c->shape.tokens);
+        for (int64_t t = 0; t < c->shape.tokens; t++)
+            c->heat[k][t] =
+                c->masked && !c->mask[t] ? NAN : loss_round(COLO_F32, c->heat[k][t] + k);
+    }
+}
+
 ref_distill_opts_t distill_case_opts(const distill_case_t *c)
 {
     return (ref_distill_opts_t){
@@ -117,7 +139,9 @@ ref_distill_opts_t distill_case_opts(const distill_case_t *c)
 
 static void compare_row(const distill_case_t *c, const char *label, int64_t t)
 {
-    const ref_distill_opts_t o = distill_case_opts(c);
+    ref_distill_opts_t o = distill_case_opts(c);
+    o.logits.temperature *= c->config.has_temperature ? c->heat[0][t] : 1;
+    o.target_temperature *= c->config.has_target_temperature ? c->heat[1][t] : 1;
     const double *z = c->z + t * c->shape.vocab, *w = c->w + t * c->shape.vocab,
                  f = fabs(o.logits.scale / o.logits.temperature), v = (double)c->shape.vocab;
     const bool skip = c->masked && !c->mask[t];

@@ -77,6 +77,13 @@ void *gather_put_stats(gather_rank_t *m, const double *from, int64_t n)
     return gather_put(m, m->host, (size_t)n * colo_dtype_size(m->stat));
 }
 
+void *gather_put_f32(gather_rank_t *m, const double *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        loss_store(COLO_F32, m->host, i, from[i]);
+    return gather_put(m, m->host, (size_t)n * sizeof(float));
+}
+
 void gather_get_stats(gather_rank_t *m, double *to, const void *from, int64_t n)
 {
     where.get(m->host, from, (size_t)n * colo_dtype_size(m->stat));

@@ -33,11 +33,13 @@ void gather_shape(loss_case_t *s, int32_t ranks, int64_t tokens, int64_t vocab, 
 colo_status_t gather_run(void *c, size_t bytes);
 void gather_later(const void *c, size_t bytes, void (*check)(loss_case_t *c));
 
-/* Memory of `where`: @bytes of @from; or of @n numbers in the dtype of outputs; or this rank's
- * columns of @from [T, V] in @dtype, in which padding, gaps and, if @from is NULL, all hold s->pad.
+/* Memory of `where`: @bytes of @from; or of @n numbers in the dtype of outputs, or in f32; or this
+ * rank's columns of @from [T, V] in @dtype, in which padding, gaps and, if @from is NULL, all hold
+ * s->pad.
  */
 void *gather_put(gather_rank_t *m, const void *from, size_t bytes);
 void *gather_put_stats(gather_rank_t *m, const double *from, int64_t n);
+void *gather_put_f32(gather_rank_t *m, const double *from, int64_t n);
 colo_tensor_t gather_put_shard(gather_rank_t *m, colo_dtype_t dtype, const double *from);
 void gather_drop(gather_rank_t *m, void *p); /* before the end */
 void gather_get_stats(gather_rank_t *m, double *to, const void *from, int64_t n);

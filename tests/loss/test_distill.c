@@ -28,6 +28,9 @@ static void draw_options(uint64_t *rng)
     c.masked = gather_draw(&c.shape, &c.config.logits, c.mask, rng);
     if (c.config.targets == COLO_DISTILL_LOGITS)
         distill_case_diverge(&c, (colo_divergence_t)t_below(rng, 5), 0.1 + 0.8 * t_uniform(rng));
+    const int64_t heats = t_below(rng, 6);
+    distill_case_heat(&c, heats & 1 && heats < 4,
+                      heats & 2 && heats < 4 && c.config.targets == COLO_DISTILL_LOGITS);
     c.no_ce = t_below(rng, 4) == 0;
     c.no_kl = t_below(rng, 4) == 0;
 }
@@ -59,6 +62,27 @@ T_CASE(every_option_agrees_with_the_oracle)
                         gather_later(&c, sizeof c, compare);
                     }
     t_run_rest();
+}
+
+T_CASE_IF(where.mem == COLO_MEM_HOST, temperatures_that_are_none_or_differ_are_refused)
+{
+    static const double none[] = {0, -1, INFINITY, NAN};
+    static const char *const names[] = {"temperature", "target_temperature"};
+    uint64_t rng = t_seed() + 9;
+    for (int i = 0; i < 8; i++) {
+        distill_case_init(&c, 2, 3, 12, false, COLO_F32, COLO_F32, 2, &rng);
+        distill_case_heat(&c, i % 2 == 0, i % 2);
+        c.heat[i % 2][1] = none[i / 2];
+        assert_fails(run(), COLO_ERR_ARG, t_text("%s: token 1 has ", names[i % 2]));
+        c.masked = true;
+        c.mask[1] = 0;
+        assert_ok(run());
+        c.other_heat[i % 2] = true;
+        assert_fails(run(), COLO_ERR_MISMATCH, "");
+        c.mask[0] = 0;
+        assert_ok(run());
+        distill_case_compare(&c, "temperatures of masked rows");
+    }
 }
 
 /* p = q: ce is the entropy, kl and the gradient vanish, on every cut. */
@@ -651,6 +675,7 @@ T_CASE(the_gradient_is_the_central_difference)
             loss_case_shard(&c.shape, SHARD_UNEVEN);
             c.config.logits.softcap = 3;
             c.config.logits.temperature = 0.7;
+            distill_case_heat(&c, true, !probs);
             c.no_ce = which;
             c.no_kl = !which;
             gather_central(&c.shape, c.z, c.dz, run, weighted);
@@ -661,6 +686,7 @@ T_CASE(the_gradient_is_the_central_difference)
         distill_case_diverge(&c, kind, 0.2);
         loss_case_shard(&c.shape, SHARD_UNEVEN);
         c.config.target_temperature = 1.3;
+        distill_case_heat(&c, kind % 2, kind != COLO_DIVERGENCE_JSD);
         c.no_ce = true;
         gather_central(&c.shape, c.z, c.dz, run, weighted);
     }

@@ -88,6 +88,16 @@ T_CASE(every_bad_config_is_refused_with_its_number)
     ARG(OF_TOPK, a.cfg.topk.k = 257, "k is 257, expected 1..256");
     ARG(OF_LARGEST, a.cfg.topk.k = 7, "k is 7, expected at most 6");
     ARG(OF_LARGEST, a.cfg.topk.want_tail = true, "want_tail and topk are true");
+    ARG(OF_LARGEST, a.cfg.topk.has_temperature = true, "has_temperature and topk are true");
+    ARG(OF_GIVEN, a.cfg.topk.has_temperature = true,
+        "temperature: the batch has none, config.has_temperature is true");
+    ARG(OF_DISTILL, a.cfg.distill.has_temperature = true,
+        "temperature: the batch has none, config.has_temperature is true");
+    ARG(OF_DISTILL, a.cfg.distill.has_target_temperature = true,
+        "target_temperature: the batch has none, config.has_target_temperature is true");
+    ARG(OF_DISTILL,
+        (a.cfg.distill.has_target_temperature = true, a.cfg.distill.targets = COLO_DISTILL_PROBS),
+        "has_target_temperature is true, but targets are probabilities");
     ARG(OF_DISTILL, a.cfg.distill.targets = 2, "targets is 2, expected logits (0) or probs (1)");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = 0, "target_temperature is 0");
     ARG(OF_DISTILL, a.cfg.distill.target_temperature = NAN, "target_temperature is ");

@@ -43,6 +43,8 @@ T_CASE(every_option_agrees_with_the_oracle)
                         draw_options(&rng);
                         if (!topk && t_below(&rng, 2))
                             topk_case_tail(&c, &rng);
+                        if (!topk && t_below(&rng, 3) == 0)
+                            topk_case_heat(&c);
                         if (!topk && t_below(&rng, 2))
                             c.ids[t_below(&rng, 6 * c.config.k)] = -100;
                         snprintf(c.shape.label, sizeof c.shape.label,
@@ -52,6 +54,22 @@ T_CASE(every_option_agrees_with_the_oracle)
                         gather_later(&c, sizeof c, compare);
                     }
     t_run_rest();
+}
+
+T_CASE_IF(where.mem == COLO_MEM_HOST, temperatures_that_are_none_or_differ_are_refused)
+{
+    static const double none[] = {0, -1, INFINITY, NAN};
+    uint64_t rng = t_seed() + 10;
+    for (int i = 0; i < 4; i++) {
+        topk_case_init(&c, 2, 3, 12, 2, false, COLO_F32, 2, &rng);
+        topk_case_heat(&c);
+        c.heat[1] = none[i];
+        assert_fails(run(), COLO_ERR_ARG, "temperature: token 1 has ");
+    }
+    topk_case_init(&c, 2, 3, 12, 2, false, COLO_F32, 2, &rng);
+    topk_case_heat(&c);
+    c.other_heat = true;
+    assert_fails(run(), COLO_ERR_MISMATCH, "");
 }
 
 /* ---- order ---- */
@@ -321,6 +339,8 @@ T_CASE(the_gradient_is_the_central_difference)
         loss_case_shard(&c.shape, SHARD_UNEVEN);
         c.config.logits.softcap = topk ? 3 : 0.9;
         c.config.logits.temperature = 0.7;
+        if (!topk)
+            topk_case_heat(&c);
         gather_central(&c.shape, c.z, c.dz, run, weighted);
     }
 }

@@ -28,6 +28,10 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
                                      (int64_t[]){s->tokens, cfg.k});
     colo_tensor_t mask =
         where_tensor(gather_put(m, c->mask, (size_t)s->tokens), COLO_U8, 1, &s->tokens);
+    double own[TOPK_TOKENS];
+    memcpy(own, c->heat, sizeof own);
+    own[0] += c->other_heat && r == 1;
+    void *heat = gather_put_f32(m, own, s->tokens);
     void *logp = gather_put(m, NULL, (size_t)n * colo_dtype_size(m->stat)),
          *n_invalid = gather_put(m, NULL, 8), *up_tail = gather_put_stats(m, c->up_tail, s->tokens),
          *tail = gather_put(m, NULL, (size_t)s->tokens * colo_dtype_size(m->stat));
@@ -41,12 +45,14 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         .d_tail = WHERE_ARRAY(cfg.want_tail ? up_tail : NULL, m->stat, s->tokens)};
     colo_topk_saved_t saved = {COLO_TOPK_SAVED_INIT};
     colo_comm_stats_reset(m->group);
-    rank_try(colo_topk_forward(&cfg,
-                               &(colo_topk_batch_t){COLO_TOPK_BATCH_INIT, .logits = &z,
-                                                    .ids = cfg.topk ? NULL : &ids,
-                                                    .mask = c->masked ? &mask : NULL},
-                               m->group, &out, s->forward_only ? NULL : &saved,
-                               s->forward_only ? NULL : stats, workspace, NULL));
+    rank_try(colo_topk_forward(
+        &cfg,
+        &(colo_topk_batch_t){
+            COLO_TOPK_BATCH_INIT, .logits = &z, .ids = cfg.topk ? NULL : &ids,
+            .mask = c->masked ? &mask : NULL,
+            .temperature = WHERE_ARRAY(cfg.has_temperature ? heat : NULL, COLO_F32, s->tokens)},
+        m->group, &out, s->forward_only ? NULL : &saved, s->forward_only ? NULL : stats, workspace,
+        NULL));
     t_comm_stats(m->group, &s->after_forward[r]);
     gather_get_stats(m, c->logp[r], logp, n);
     if (cfg.want_tail)
@@ -91,6 +97,14 @@ void topk_case_tail(topk_case_t *c, uint64_t *rng)
     }
 }
 
+void topk_case_heat(topk_case_t *c)
+{
+    c->config.has_temperature = 1;
+    loss_draw_temperature(c->heat, c->shape.tokens);
+    for (int64_t t = 0; t < c->shape.tokens; t++)
+        c->heat[t] = c->masked && !c->mask[t] ? NAN : c->heat[t];
+}
+
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
 {
     return (ref_logprob_opts_t){.temperature = c->config.logits.temperature,
@@ -101,7 +115,8 @@ ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
 
 static void compare_row(const topk_case_t *c, const char *label, int64_t t)
 {
-    const ref_logprob_opts_t o = topk_case_opts(c);
+    ref_logprob_opts_t o = topk_case_opts(c);
+    o.temperature *= c->config.has_temperature && !isnan(c->heat[t]) ? c->heat[t] : 1;
     const double *z = c->z + t * c->shape.vocab, f = fabs(o.scale / o.temperature);
     const int64_t k = c->config.k, v = c->shape.vocab;
     const bool skip = c->masked && !c->mask[t];

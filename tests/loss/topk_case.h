@@ -14,10 +14,11 @@ enum { TOPK_TOKENS = GATHER_TOKENS, TOPK_VOCAB = GATHER_VOCAB, TOPK_K = GATHER_V
 typedef struct topk_case {
     loss_case_t shape;
     colo_topk_config_t config;
-    bool masked;
+    bool masked, other_heat; /* rank 1 has another temperature of token 0 */
     double z[TOPK_TOKENS * TOPK_VOCAB];
     int64_t ids[TOPK_TOKENS * TOPK_K]; /* [T, k] */
     uint8_t mask[TOPK_TOKENS];
+    double heat[TOPK_TOKENS]; /* temperatures, with config.has_temperature; NaN where masked */
     double up[TOPK_TOKENS * TOPK_K], up_tail[TOPK_TOKENS];
 
     double logp[LOSS_RANKS][TOPK_TOKENS * TOPK_K], tail[LOSS_RANKS][TOPK_TOKENS];
@@ -31,6 +32,8 @@ void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng);
 /* Asks for the tail of given columns: ids of a row differ then. */
 void topk_case_tail(topk_case_t *c, uint64_t *rng);
+void topk_case_heat(topk_case_t *c);
+/* Of all tokens */
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c);
 /* Rows whose logits are finite, against the oracle; the statistics: one gather, none backward. */
 void topk_case_compare(const topk_case_t *c, const char *label);

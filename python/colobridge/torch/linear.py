@@ -233,7 +233,7 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
             if not isinstance(t, torch.Tensor):
                 raise ArgumentError("%s: %s is a %s, expected a torch.Tensor%s" % (
                     what, name, type(t).__name__, ', or a Head: Head.of(module)' if t is weight else ''))
-    heat, values, members = of_tokens(what, values, members, target)
+    heat, values, members = of_tokens(what, values, members, target.shape, target.device)
     device = hidden.device
     if hidden.layout is not torch.strided or device.type == 'meta':
         checked(hidden, '%s: %s' % (what, what.hidden))

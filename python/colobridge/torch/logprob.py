@@ -25,7 +25,7 @@ from .functions import Function, saved_tensors
 from .head import Columns, Named, columns_of
 from .ready import SLACK, SMALL, HostWorkspace, View, aligned, entry, like, made_like, pointed, scalars, table
 from .rows import Rows, rows_of
-from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta, of_tokens
+from .support import Accompanied, Classes, ClassWeight, Support, accompanied, meta, of_rows, of_tokens
 from .tensors import checked, of_integers, stream_of, written
 from .types import Group, LogprobOptions, Output, Vocab
 
@@ -104,7 +104,7 @@ def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
 class _Call:
     """The C structs of one call under way."""
     __slots__ = ('saved', 'logits', 'targets', 'mask', 'support', 'd_logits', 'out', 'made', 'upstream', 'on_host', 'batch',
-                 'forward', 'backward', 'at_out', 'at_made', 'mean', 'of', 'outputs', 'upstreams')
+                 'forward', 'backward', 'at_out', 'at_made', 'mean', 'of', 'outputs', 'upstreams', 'heats')
 
     def __init__(self, plan: 'LogprobPlan'):
         batch, out, saved, upstream = (getattr(s, plan.NAME.capitalize() + part) for part in ('Batch', 'Out', 'Saved', 'Upstream'))
@@ -123,6 +123,7 @@ class _Call:
         self.batch = batch(c.sizeof(batch), *(t and c.pointer(t) for t in (self.logits, self.targets, self.mask)[:plan.INPUTS]))
         if isinstance(plan.targets, Accompanied):
             self.support = plan.targets.attach(self.targets, self.saved, self.batch)
+        self.heats = pointed(self.batch, {name: view.copy() for name, view in plan.heats.items()})
         self.forward = c.addressof(plan.config), c.addressof(self.batch)
         self.at_out, self.at_made = c.addressof(self.out), c.addressof(self.made)
         self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
@@ -187,7 +188,7 @@ class Plan:
 
 class LogprobPlan(Plan):
     """Of logits that are read without a copy, and of their targets [shape]; losses.py has plans of other losses."""
-    __slots__ = ('copies', 'in_place', 'logits', 'targets', 'mask', 'd_logits', 'gradient', 'saved', 'workspace', 'calls',
+    __slots__ = ('copies', 'in_place', 'logits', 'targets', 'mask', 'heats', 'd_logits', 'gradient', 'saved', 'workspace', 'calls',
                  'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward in addition to the library's
     NAME = 'logprob'  # of C functions and structs
@@ -208,6 +209,7 @@ class LogprobPlan(Plan):
         start, vocab = shard(comm, tp_group, given.shape[-1], *columns)
         logits, rows = rows_of(given)
         self.copies, self.in_place = logits is not given, in_place
+        self.heats: dict[str, View] = {}  # temperatures of tokens, by their names in a batch with a mask
         if self.INPUTS == 2:
             members = logprob_members(members, vocab, names, class_weight)
             self.targets, self.mask = targets_of(what, rows, given, support, class_weight, start, vocab, rows.columns,
@@ -217,6 +219,9 @@ class LogprobPlan(Plan):
             self.targets = None if second is None else View(
                 second, '%s: %s' % (what, self.SECOND), (rows.count, second.shape[-1]), (second.shape[-1], 1))
             self.mask = None if mask is None else View(mask, what + ': mask', (rows.count,), (1,))
+            for name in ('temperature', 'target_temperature'):
+                if 'has_' + name in members:
+                    self.heats[name] = View(torch.empty(rows.count, dtype=torch.float32, device=given.device), '%s: %s' % (what, name))
         config = config_of(what, self.NAME, start, vocab, order=rows.order, **members)
         if in_place and (self.copies or rows.gap):
             raise ArgumentError(self.IN_PLACE[not self.copies] % (what, list(given.shape), list(given.stride())))
@@ -383,7 +388,8 @@ def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_gr
     if not isinstance(logits, torch.Tensor) or not isinstance(other, torch.Tensor) and not (masked and other is None):
         raise ArgumentError(kind.NEEDS % (what, type(logits).__name__, type(other).__name__))
     device = logits.device
-    heat, values, members = of_tokens(what, values, members, second)
+    heat, values, members = of_tokens(what, values, members, second.shape, device) if not masked else \
+        of_rows(what, values, members, logits.shape[:-1], device)
     comm = groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_logprobs')
     if logits.layout is not torch.strided:
@@ -402,9 +408,11 @@ def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_gr
         alike.compare(what, comm, tp_group, alike.of_tokens(second, heat, plan.config.ignore_index))
     if masked:
         second, more = arranged(plan.rows, second, mask)
+        if heat:
+            more = more, *(plan.rows.spread(t.given.detach().to(torch.float32), 1.0) for t in heat)
     elif not (second.dtype is torch.int64 and plan.plain and second.is_contiguous()):
         second = targets_for(plan.rows, second, plan.config.ignore_index)
-    if support is not None or class_weight is not None or heat is not None:
+    if support is not None or class_weight is not None or not masked and heat is not None:
         second = accompanied(what, second, plan, support, class_weight, heat)
     return logits, second, (plan, comm, torch.is_grad_enabled(), more)
 

@@ -19,7 +19,7 @@ from .functions import Function
 from .head import Named, columns_of
 from .logprob import LogprobPlan, NAMES, VocabParallel, planned, real_of
 from .nll import Loss, _scalar, _weighted, across, reduced, weights_of
-from .ready import integer, like, number, scalars
+from .ready import OfTokens, integer, like, number, scalars
 from .tensors import checked, of_integers, refuse_complex, said
 from .types import DistillOptions, Divergence, DivergenceOptions, Group, Reduction, TopkDistillOptions, Vocab
 
@@ -47,6 +47,14 @@ class _Masked(LogprobPlan):
             raise ArgumentError("%s: logits are %s on %s and %s on %s, expected the same shape but for the "
                                 "last axis, on one device" % (what, shape, logits.device, list(second.shape),
                                                               second.device))
+
+    def launch(self, now: Any, logits: Any, target: Any, mask: Any, comm: Any, kept: int | None, workspace: int) -> None:
+        """mask: or a tuple of it and of temperatures of tokens"""
+        if isinstance(mask, tuple):
+            mask, *heats = mask
+            for (name, view), t in zip(self.heats.items(), heats):
+                view.point(now.heats[name], t)
+        super().launch(now, logits, target, mask, comm, kept, workspace)
 
     def backward(self, ctx: Any, upstream: Any) -> Any:
         if all(upstream[i] is None for i, _ in self.grads):
@@ -137,7 +145,7 @@ def topk_logprob(vocab_parallel_logits: torch.Tensor, k: int, *, mask: torch.Ten
 
 @eager
 def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: torch.Tensor | None = None, tp_group: Group | None = None,
-               vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
+               vocab: Vocab | None = None, temperature: float | torch.Tensor = 1.0, softcap: float | None = None,
                ignore_index: int = -100, inplace_backward: bool = False) -> torch.Tensor:
     """Log-probabilities of given ids: those of a teacher's or a sampler's top k, say.
 
@@ -148,7 +156,7 @@ def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: 
         mask: [...]: where it is 0, logp is 0, and the row is not read.
         tp_group: the ranks that share the vocabulary; None: no others.
         vocab: as in logprob().
-        temperature: > 0.
+        temperature: > 0, or [...], one of each token, as in logprob().
         softcap: as in logprob().
         ignore_index: the id that counts for nothing.
         inplace_backward: as in logprob().
@@ -172,7 +180,8 @@ def logprob_at(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, *, mask: 
         raise ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % said(ids, '%(dtype)s'))
     return VocabParallel.apply(*planned(
         _LOGPROB_AT, vocab_parallel_logits, ids.to(torch.int64), ('logp',), tp_group, columns_of(_LOGPROB_AT, vocab),
-        inplace_backward, (ids.shape[-1], False, integer('logprob_at: ignore_index', ignore_index), 0, *scalars(_LOGPROB_AT, temperature, softcap)[:3]),
+        inplace_backward, (ids.shape[-1], False, integer('logprob_at: ignore_index', ignore_index), 0,
+                           *scalars(_LOGPROB_AT, temperature, softcap, of_tokens=True)[:3]),
         _Topk.MEMBERS, _Topk, more=mask))[0]
 
 
@@ -206,8 +215,8 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, kind:
 
 @eager
 def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_labels: bool = False,
-            target_temperature: float = 1.0, mask: torch.Tensor | None = None, tp_group: Group | None = None,
-            vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None,
+            target_temperature: float | torch.Tensor = 1.0, mask: torch.Tensor | None = None, tp_group: Group | None = None,
+            vocab: Vocab | None = None, temperature: float | torch.Tensor = 1.0, softcap: float | None = None,
             inplace_backward: bool = False, kind: Divergence | None = None, beta: float = 0.5, reduction: Reduction | None = None,
             reduce_group: Group | None = None) -> Any:
     """Divergence of a student's logits from a teacher's: docs/concepts/loss.md.
@@ -229,12 +238,12 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
         targets: [..., Vl], sharded like them: a teacher's logits, q = softmax(targets / target_temperature); f32, or of the
             logits' dtype. They get no gradient.
         soft_labels: targets are probabilities q as they are, not normalised.
-        target_temperature: > 0.
+        target_temperature: > 0, or [...], one of each token.
         mask: [...]: where it is 0, the token does not count, its D, ce and kl are 0, and its rows are not read. With a kind,
             floats weigh tokens, as in nll().
         tp_group: the ranks that share the vocabulary; None: no others.
         vocab: as in logprob().
-        temperature: > 0.
+        temperature: > 0, or [...], one of each token, as in logprob().
         softcap: as in logprob().
         inplace_backward: as in logprob().
         kind: of D; None: cross entropy and forward KL of each token.
@@ -275,9 +284,10 @@ def distill(vocab_parallel_logits: torch.Tensor, targets: torch.Tensor, *, soft_
             said(targets, '%(shape)s of %(dtype)s'), said(vocab_parallel_logits, '%(shape)s')))
     o = planned(_DISTILL, vocab_parallel_logits, targets.detach(), ('ce', 'kl')[kind is not None:], tp_group,
                 columns_of(_DISTILL, vocab), inplace_backward,
-                (int(bool(soft_labels)), number('distill: target_temperature', target_temperature), 1.0,
+                (int(bool(soft_labels)), OfTokens(target_temperature) if isinstance(target_temperature, torch.Tensor) and target_temperature.dim()
+                 else number('distill: target_temperature', target_temperature), 1.0,
                  DIVERGENCES.index(kind or 'forward_kl'), number('distill: beta', beta),
-                 *scalars(_DISTILL, temperature, softcap)[:3]), _Distill.MEMBERS, _Distill, more=mask)
+                 *scalars(_DISTILL, temperature, softcap, of_tokens=True)[:3]), _Distill.MEMBERS, _Distill, more=mask)
     if kind is None:
         return Distilled(*VocabParallel.apply(*o))
     return diverged(_DISTILL, o, mask, reduction or 'mean', reduce_group)
@@ -317,7 +327,7 @@ def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: t
 def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: torch.Tensor, *,
                  kind: Literal['forward_kl', 'reverse_kl'] = 'forward_kl', tail: bool = True, mask: torch.Tensor | None = None,
                  reduction: Reduction = 'mean', reduce_group: Group | None = None, tp_group: Group | None = None,
-                 vocab: Vocab | None = None, temperature: float = 1.0, softcap: float | None = None, ignore_index: int = -100,
+                 vocab: Vocab | None = None, temperature: float | torch.Tensor = 1.0, softcap: float | None = None, ignore_index: int = -100,
                  inplace_backward: bool = False) -> Any:
     """Divergence from the k most probable tokens of a teacher that was run elsewhere: docs/concepts/loss.md.
 
@@ -369,7 +379,7 @@ def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: t
     o = planned(_TOPK_DISTILL, vocab_parallel_logits, ids, ('logp', 'tail')[:1 + bool(tail)], tp_group,
                 columns_of(_TOPK_DISTILL, vocab), inplace_backward,
                 (ids.shape[-1], False, integer('topk_distill: ignore_index', ignore_index), int(bool(tail)),
-                 *scalars(_TOPK_DISTILL, temperature, softcap)[:3]), _Topk.MEMBERS, _Topk, more=mask)
+                 *scalars(_TOPK_DISTILL, temperature, softcap, of_tokens=True)[:3]), _Topk.MEMBERS, _Topk, more=mask)
     lq = logp.detach().double().masked_fill(ids == ignore_index, -torch.inf)
 
     def made() -> Any:

@@ -187,19 +187,33 @@ def accompanied(what: str, target: Any, plan: Any, support: Support | None, clas
         None if heat is None else plan.rows.spread(heat.given.detach().to(torch.float32), 1.0)
 
 
-def of_tokens(what: Named, values: tuple[Any, ...], members: tuple[str, ...], target: Any) -> tuple[
+def of_tokens(what: Named, values: tuple[Any, ...], members: tuple[str, ...], shape: Any, device: Any) -> tuple[
         OfTokens | None, tuple[Any, ...], tuple[str, ...]]:
-    """(temperatures of tokens among @values of @members, or None; the others). ValueError: they do not fit the target, or are
-    no constants"""
+    """(temperatures of tokens, the first of @values of @members, or None; the others). ValueError: they are not of @shape on
+    @device, or no constants"""
     if not values or type(values[0]) is not OfTokens:
         return None, values, members
-    given = values[0].given
-    if given.shape != target.shape or not given.dtype.is_floating_point or given.device != target.device:
-        raise ArgumentError("%s: temperature is %s, expected a number, or %s of a floating-point dtype on %s, a number for each token" % (
-            what, said(given, '%(shape)s of %(dtype)s on %(device)s'), list(target.shape), target.device))
-    if given.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError("%s: temperature requires grad, expected a constant: it gets no gradient; pass it detached" % what)
+    _check_heat(what, 'temperature', values[0].given, shape, device)
     return values[0], (1.0, *values[1:], True), (*members, 'has_temperature')
+
+
+def of_rows(what: Named, values: tuple[Any, ...], members: tuple[str, ...], shape: Any, device: Any) -> tuple[
+        list[OfTokens], tuple[Any, ...], tuple[str, ...]]:
+    """The same, wherever among @values they are: all of them, in the order of a plan's heats"""
+    found = {name: value for name, value in zip(members, values) if type(value) is OfTokens}
+    for name, value in found.items():
+        _check_heat(what, name, value.given, shape, device)
+    order = [name for name in ('temperature', 'target_temperature') if name in found]
+    return [found[name] for name in order], (*(1.0 if type(value) is OfTokens else value for value in values), *(True for _ in order)), \
+        (*members, *('has_' + name for name in order))
+
+
+def _check_heat(what: Named, name: str, given: Any, shape: Any, device: Any) -> None:
+    if given.shape != shape or not given.dtype.is_floating_point or given.device != device:
+        raise ArgumentError("%s: %s is %s, expected a number, or %s of a floating-point dtype on %s, a number for each token" % (
+            what, name, said(given, '%(shape)s of %(dtype)s on %(device)s'), list(shape), device))
+    if given.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError("%s: %s requires grad, expected a constant: it gets no gradient; pass it detached" % (what, name))
 
 
 def meta(class_weight: ClassWeight | None) -> Any:

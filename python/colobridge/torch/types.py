@@ -58,11 +58,11 @@ class NllOptions(LogprobOptions, total=False):
 
 class DistillOptions(TypedDict, total=False):
     """Of distill(), whatever it returns"""
-    target_temperature: float
+    target_temperature: float | torch.Tensor
     mask: torch.Tensor | None
     tp_group: Group | None
     vocab: Vocab | None
-    temperature: float
+    temperature: float | torch.Tensor
     softcap: float | None
     inplace_backward: bool
 
@@ -93,7 +93,7 @@ class TopkDistillOptions(TypedDict, total=False):
     reduce_group: Group | None
     tp_group: Group | None
     vocab: Vocab | None
-    temperature: float
+    temperature: float | torch.Tensor
     softcap: float | None
     ignore_index: int
     inplace_backward: bool

@@ -12,11 +12,12 @@
 #include "loss/loss.h"
 #include "loss/scalar.h"
 
-static double x_of(const struct colo_distill_args *args, int64_t token, int64_t j)
+static double x_of(const struct colo_distill_args *args, struct colo_distill_scaling by,
+                   int64_t token, int64_t j)
 {
     double z =
         colo_scalar_get(args->base.dtype, args->base.logits, token * args->base.row_stride + j);
-    return colo_scalar_x(args->base.dtype, z, args->base.factor, args->base.cap);
+    return colo_scalar_x(args->base.dtype, z, by.factor, by.cap);
 }
 
 static double target_of(const struct colo_distill_args *args, int64_t token, int64_t j)
@@ -25,12 +26,13 @@ static double target_of(const struct colo_distill_args *args, int64_t token, int
 }
 
 /* v; NaN when the target is none that may be */
-static double v_of(const struct colo_distill_args *args, int64_t token, int64_t j)
+static double v_of(const struct colo_distill_args *args, struct colo_distill_scaling by,
+                   int64_t token, int64_t j)
 {
     double w = target_of(args, token, j);
     if (args->probs)
         return w >= 0 && w < INFINITY ? log(w) : NAN;
-    return colo_scalar_x(args->base.dtype, w, args->target_factor, args->target_cap);
+    return colo_scalar_x(args->base.dtype, w, by.target_factor, by.target_cap);
 }
 
 struct row {
@@ -57,9 +59,10 @@ static void add_near(struct colo_distill_near *near, double w, double of, double
 static struct row row_stats(const struct colo_distill_args *args, int64_t token)
 {
     const colo_dtype_t stat = args->base.stat_dtype;
+    const struct colo_distill_scaling by = colo_distill_scaling_of(args, token);
     struct row row = {.mx = -INFINITY, .mv = args->probs ? 0 : -INFINITY};
     for (int64_t j = 0; j < args->base.true_columns; j++) {
-        const double x = x_of(args, token, j), v = v_of(args, token, j);
+        const double x = x_of(args, by, token, j), v = v_of(args, by, token, j);
         if (!(x < INFINITY) || !(v < INFINITY))
             return (struct row){NAN, NAN, NAN, NAN, NAN, {NAN, NAN, NAN, NAN, NAN}};
         row.mx = fmax(row.mx, colo_scalar_round(stat, x));
@@ -68,7 +71,7 @@ static struct row row_stats(const struct colo_distill_args *args, int64_t token)
     }
     const double bx = colo_distill_base(row.mx), bv = colo_distill_base(row.mv);
     for (int64_t j = 0; j < args->base.true_columns; j++) {
-        const double x = x_of(args, token, j) - bx, v = v_of(args, token, j) - bv,
+        const double x = x_of(args, by, token, j) - bx, v = v_of(args, by, token, j) - bv,
                      p = x > -INFINITY ? exp(x) : 0, q = v > -INFINITY ? exp(v) : 0;
         row.sx += p;
         row.sv += q;
@@ -122,9 +125,10 @@ colo_status_t colo_host_distill_pairs(const struct colo_distill_args *args, colo
         const double m = saved_of(args, 0, token), log_sum = saved_of(args, 1, token),
                      mv = saved_of(args, 2, token), log_sum_v = saved_of(args, 3, token),
                      k = saved_of(args, 5, token);
+        const struct colo_distill_scaling by = colo_distill_scaling_of(args, token);
         double s[COLO_DISTILL_SUMS] = {0, 0, 0, 0};
         for (int64_t j = 0; m < INFINITY && j < args->base.true_columns; j++) {
-            const double x = x_of(args, token, j) - m, v = v_of(args, token, j) - mv;
+            const double x = x_of(args, by, token, j) - m, v = v_of(args, by, token, j) - mv;
             colo_distill_pair(args, x - log_sum, v - log_sum_v, x - v - k, s);
         }
         for (int i = 0; i < COLO_DISTILL_SUMS; i++)
@@ -145,10 +149,9 @@ static double upstream(const struct colo_distill_args *args, const void *from, i
     return from ? colo_scalar_get(args->base.stat_dtype, from, token) : 0;
 }
 
-static double slope(const struct colo_distill_args *args, double x)
+static double slope(struct colo_distill_scaling by, double x)
 {
-    const double cap = args->base.cap;
-    return args->base.factor * (cap > 0 ? 1 - (x / cap) * (x / cap) : 1);
+    return by.factor * (by.cap > 0 ? 1 - (x / by.cap) * (x / by.cap) : 1);
 }
 
 colo_status_t colo_host_distill_grad(const struct colo_distill_args *args, colo_stream_t stream)
@@ -161,21 +164,22 @@ colo_status_t colo_host_distill_grad(const struct colo_distill_args *args, colo_
                      center = saved_of(args, 6, token), factor = saved_of(args, 7, token),
                      up = m < INFINITY ? upstream(args, args->upstream.d_kl, token) : 0,
                      g = m < INFINITY ? upstream(args, args->upstream.d_ce, token) : 0;
+        const struct colo_distill_scaling by = colo_distill_scaling_of(args, token);
         for (int64_t j = 0; j < args->base.columns; j++) {
             double dz = 0;
             if (isnan(m)) {
                 dz = NAN;
             } else if (m < INFINITY && j < args->base.true_columns) {
-                const double x = x_of(args, token, j);
+                const double x = x_of(args, by, token, j);
                 const double p = exp(x - m - log_sum),
                              q = args->probs ? target_of(args, token, j)
-                                             : exp(v_of(args, token, j) - mv - log_sum_v);
+                                             : exp(v_of(args, by, token, j) - mv - log_sum_v);
                 dz = (forward ? g + up : g) * (q_all * p - q);
                 if (!forward && up != 0 && p > 0) /* else there is no slope to ask for */
-                    dz +=
-                        up * colo_distill_slope(args, p, (x - m) - (v_of(args, token, j) - mv) - k,
-                                                center, factor);
-                dz *= slope(args, x);
+                    dz += up * colo_distill_slope(args, p,
+                                                  (x - m) - (v_of(args, by, token, j) - mv) - k,
+                                                  center, factor);
+                dz *= slope(by, x);
             }
             if (j >= args->base.true_columns)
                 dz = 0;

@@ -11,6 +11,7 @@
  * the logits are gone by then. If an id occurs twice in a row, the first one writes the sum of
  * both.
  */
+#include "loss/logprob-merge.h"
 #include "loss/topk-tail.h"
 
 #include "core/list.h"
@@ -115,10 +116,15 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static double x_of(const struct colo_topk_args *args, double z, double cold)
+{
+    return colo_scalar_x(args->base.dtype, z, args->base.factor * cold, args->base.cap * cold);
+}
+
 /* Of a row's columns that are not at ids */
 static void rest_of(const struct colo_topk_args *args, int64_t token, double *m, double *s)
 {
-    const colo_dtype_t dtype = args->base.dtype;
+    const double cold = colo_logprob_coldness(&args->base, token);
     int64_t picks[COLO_TOPK_MAX + 1], n = 0;
     *m = -INFINITY;
     *s = 0;
@@ -140,8 +146,7 @@ static void rest_of(const struct colo_topk_args *args, int64_t token, double *m,
                     i++;
                 continue;
             }
-            const double x =
-                colo_scalar_x(dtype, logit(args, token, j), args->base.factor, args->base.cap);
+            const double x = x_of(args, logit(args, token, j), cold);
             if (pass == 0)
                 *m = fmax(*m, colo_scalar_round(args->base.stat_dtype, x));
             else if (x > -INFINITY)
@@ -211,8 +216,7 @@ static void emit(const struct colo_topk_args *args, int64_t token, int64_t i, in
     const int64_t index = token * args->k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : NAN;
     if (id >= 0) {
-        down = colo_scalar_x(args->base.dtype, z, args->base.factor, args->base.cap) -
-               args->base.saved[token];
+        down = x_of(args, z, colo_logprob_coldness(&args->base, token)) - args->base.saved[token];
         logp = colo_stat_at_most_0(down - args->base.saved[args->base.tokens + token]);
     }
     args->down[index] = down;
@@ -284,9 +288,9 @@ colo_status_t colo_host_topk_sum(const struct colo_topk_args *args, colo_stream_
 colo_status_t colo_host_topk_fix(const struct colo_topk_args *args, colo_stream_t stream)
 {
     const int64_t rows = args->base.tokens, start = args->base.config.logits.vocab_start;
-    const double cap = args->base.cap;
     for (int64_t token = 0; token < rows; token++) {
-        const double m = args->base.saved[token],
+        const double cold = colo_logprob_saved_coldness(&args->base, token),
+                     cap = args->base.cap * cold, m = args->base.saved[token],
                      log_sum = args->tail ? args->log_sum[token] : args->base.saved[rows + token];
         if (args->rows[token] < 0 || isnan(m))
             continue; /* zeros or NaN, already there */
@@ -310,7 +314,7 @@ colo_status_t colo_host_topk_fix(const struct colo_topk_args *args, colo_stream_
                 dx *= 1 - th * th;
             }
             colo_scalar_put(args->base.dtype, args->base.d_logits,
-                            token * args->base.d_row_stride + j, dx * args->base.factor);
+                            token * args->base.d_row_stride + j, dx * args->base.factor * cold);
         }
     }
     return COLO_OK;
