@@ -280,6 +280,27 @@ T_CASE_ON_GPUS(RANKS, memory_of_a_shape_s_lists_serves_the_next_shapes)
 
 /* ---- captures ---- */
 
+/* A captured forward of tensors that are not registered, which every rank refuses; @told: one that
+ * could have captured it. */
+static colo_status_t refused_capture(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c,
+                                     bool told)
+{
+    cudaGraph_t graph;
+    T_GPU_CALL(k);
+    rank_try(t_gpu_call_make(&k, r, c, 2, false));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
+    const char *why = t_text("%s", st < 0 ? colo_last_error() : "it was captured");
+    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+    rank_cuda(cudaGraphDestroy(graph));
+    if ((st != COLO_ERR_STATE && st != COLO_ERR_PEER) || (told && st != COLO_ERR_PEER) ||
+        !strstr(why, "the first staged call of a shape"))
+        return colo_fail(COLO_ERR_STATE, "rank %d: %s: %s", (int)r->rank, colo_status_name(st),
+                         why);
+    return t_gpu_pass(r, bridge, c, 3, false); /* the comm lives */
+}
+
 /* The larger shape has more to stage on some ranks, and as much as before on rank 0. */
 T_CASE_ON_GPUS(RANKS, a_staged_call_that_some_ranks_cannot_capture_is_refused_on_all)
 {
@@ -287,28 +308,37 @@ T_CASE_ON_GPUS(RANKS, a_staged_call_that_some_ranks_cannot_capture_is_refused_on
                            .grad = COLO_GRAD_DISJOINT, .dtype = COLO_F32);
     colo_memory_t *memory = NULL;
     colo_bridge_t *bridge = NULL;
-    cudaGraph_t graph;
-    T_GPU_CALL(k);
     rank_try(colo_memory_alloc(r->gpus, 1 << 16, &memory)); /* tensors lie elsewhere */
     rank_try(t_gpu_bridge(r, &c, &bridge));
     rank_try(t_gpu_pass(r, bridge, &c, 1, false));
     c.shape.b = 9;
     rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
-    rank_try(t_gpu_call_make(&k, r, &c, 2, false));
-    rank_try(t_gpu_quiet(r));
-    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    const colo_status_t st = t_gpu_call_run(&k, bridge, r->stream);
-    const char *why = t_text("%s", st < 0 ? colo_last_error() : "it was captured");
-    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
-    rank_cuda(cudaGraphDestroy(graph));
-    if ((st != COLO_ERR_STATE && st != COLO_ERR_PEER) || (r->rank == 0 && st != COLO_ERR_PEER) ||
-        !strstr(why, "the first staged call of a shape"))
-        return colo_fail(COLO_ERR_STATE, "rank %d: %s: %s", (int)r->rank, colo_status_name(st),
-                         why);
-    rank_try(t_gpu_pass(r, bridge, &c, 3, false)); /* the comm lives */
+    rank_try(refused_capture(r, bridge, &c, r->rank == 0));
     rank_try(t_gpu_end(r, &bridge));
     colo_memory_destroy(&memory);
     return COLO_OK;
+}
+
+/* Ranks 2 and 3, which do not reach each other, connect at create; 0 and 1 at a staged call. */
+static colo_status_t some_are_connected(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t c = T_BETWEEN("dp=4", "tp=1,cp=2,dp=2", 4, 8, 64, .output = COLO_OUTPUT_SHARDED,
+                                 .grad = COLO_GRAD_DISJOINT, .dtype = COLO_F32);
+    colo_memory_t *memory = NULL;
+    colo_bridge_t *bridge = NULL;
+    rank_try(colo_memory_alloc(r->gpus, 1 << 16, &memory));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(refused_capture(r, bridge, &c, r->rank >= 2));
+    rank_try(t_gpu_end(r, &bridge));
+    colo_memory_destroy(&memory);
+    return COLO_OK;
+}
+
+T_CASE(a_staged_call_that_connected_ranks_could_capture_is_refused_on_all)
+{
+    fake_lose_device(LOST, false);
+    assert_ok(t_gpus_run(RANKS, false, some_are_connected, NULL));
+    fake_lose_device(-1, false);
 }
 
 /* ---- calls of the runtime ---- */

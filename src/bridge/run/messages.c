@@ -234,7 +234,6 @@ colo_status_t colo_messages_connect(colo_bridge_t *bridge)
     /* with the others, which would not hear in there of what fails here alone */
     colo_status_t st = connect_members(bridge, &bridge->now);
     COLO_THEN(st, reserve(bridge, &bridge->now));
-    bridge->now.messages.ready = st == COLO_OK;
     return st < 0 ? colo_comm_fail(bridge->comm, st) : COLO_OK;
 }
 
@@ -251,7 +250,7 @@ void colo_messages_take(colo_messages_t *from, colo_messages_t *to)
 /* ---- calls ---- */
 
 /* What create or reshape left for the first call that is staged, which cannot be captured. Of some
- * ranks it may have left nothing, and these must not capture a call that others refuse. */
+ * ranks they may have left nothing, and these must not capture a call that others refuse. */
 static colo_status_t make_ready(const colo_call_t *call)
 {
     colo_bridge_t *bridge = call->bridge;
@@ -259,19 +258,20 @@ static colo_status_t make_ready(const colo_call_t *call)
     const bool connects = messages->nmembers && !messages->subconnection;
     const bool grows = messages->need_partials > bridge->memory.partials.size ||
                        messages->need_stage > bridge->memory.stage.size;
-    if (messages->ready)
-        return COLO_OK;
-    if (!call->capturing)
-        return colo_messages_connect(bridge);
-    const colo_status_t st =
-        connects || grows
-            ? colo_fail(COLO_ERR_STATE,
-                        "bridge: the first staged call of a shape allocates and connects, which "
-                        "cannot be captured; run one before the capture, or register the memory")
-            : COLO_OK;
-    COLO_TRY(colo_comm_agree(colo_comm_control(bridge->comm), "captured bridge call", 0, st));
-    messages->ready = true;
-    return COLO_OK;
+    /* which is the same on all ranks; a direct call may come here on some of them */
+    const bool asks = call->capturing && !call->direct && !messages->staged &&
+                      (bridge->lazy || bridge->id.reshapes > 0);
+    colo_status_t st = COLO_OK;
+    if ((connects || grows) && call->capturing)
+        st = colo_fail(COLO_ERR_STATE,
+                       "bridge: the first staged call of a shape allocates and connects, which "
+                       "cannot be captured; run one before the capture, or register the memory");
+    else if (connects || grows)
+        st = colo_messages_connect(bridge);
+    if (asks)
+        st = colo_comm_agree(colo_comm_control(bridge->comm), "captured bridge call", 0, st);
+    messages->staged = messages->staged || (st == COLO_OK && !call->direct);
+    return st;
 }
 
 colo_status_t colo_messages_prepare(colo_call_t *call)

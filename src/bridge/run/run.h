@@ -56,7 +56,7 @@ typedef struct colo_messages {
     colo_subconnection_t
         *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
     size_t need_partials, need_stage; /* bytes of the bridge's arenas, 0 for a batch */
-    bool ready;                       /* connected, and these bytes are there; on all ranks alike */
+    bool staged;                      /* all ranks had a staged call with them, and what it needs */
 } colo_messages_t;
 
 /* A plan, ready to run; colo_bridge_reshape() makes another and swaps. */
