@@ -341,6 +341,38 @@ T_CASE(a_staged_call_that_connected_ranks_could_capture_is_refused_on_all)
     fake_lose_device(-1, false);
 }
 
+/* What ranks out of each other's reach stage in a call that is direct for others is there after a
+ * reshape, which may leave some of them as much as before. */
+static colo_status_t captures_a_larger_shape(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = T_BETWEEN("tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 64, .output = COLO_OUTPUT_SHARDED,
+                           .grad = COLO_GRAD_DISJOINT, .dtype = COLO_F32);
+    colo_bridge_t *bridge = NULL;
+    cudaGraphExec_t exec;
+    T_GPU_CALL(k);
+    rank_try(t_gpu_register(r, 1 << 20));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_gpu_pass(r, bridge, &c, 1, false));
+    c.shape.b = 9;
+    r->used = 0;
+    rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){c.shape.b, c.shape.n, c.shape.h, 0}));
+    rank_try(t_gpu_call_make(&k, r, &c, 2, false));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    rank_try(t_gpu_captured(r, t_gpu_call_run(&k, bridge, r->stream), &exec));
+    rank_cuda(cudaGraphLaunch(exec, r->stream));
+    rank_try(t_gpu_call_compare(&k));
+    rank_cuda(cudaGraphExecDestroy(exec));
+    return t_gpu_end(r, &bridge);
+}
+
+T_CASE(a_direct_call_of_a_larger_shape_is_captured_where_ranks_are_out_of_reach)
+{
+    fake_lose_device(LOST, false);
+    assert_ok(t_gpus_run(RANKS, false, captures_a_larger_shape, NULL));
+    fake_lose_device(-1, false);
+}
+
 /* ---- calls of the runtime ---- */
 
 enum { CALLS = 7 }; /* of the device, the stream (2), a pointer (2), a launch, an event */

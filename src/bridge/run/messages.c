@@ -103,7 +103,7 @@ static colo_status_t load_messages(const colo_bridge_t *bridge, colo_ready_plan_
 
 /* ---- partial sums, staging, the connection ---- */
 
-static colo_status_t reserve(colo_bridge_t *bridge, const colo_ready_plan_t *ready)
+colo_status_t colo_messages_reserve(colo_bridge_t *bridge, const colo_ready_plan_t *ready)
 {
     const colo_messages_t *messages = &ready->messages;
     if (bridge->mem == COLO_MEM_CUDA && !bridge->streams.side)
@@ -203,7 +203,7 @@ colo_status_t colo_messages_load(colo_bridge_t *bridge, colo_ready_plan_t *ready
             colo_partial_bytes(plan, 1, plan->config.dtype) * (size_t)ready->program.npartials;
     COLO_TRY(find_connection(bridge, ready));
     if (!bridge->lazy && (messages->need_partials > 0 || messages->nmembers > 0))
-        COLO_TRY(reserve(bridge, ready)); /* else peers add up without one */
+        COLO_TRY(colo_messages_reserve(bridge, ready)); /* else peers add up without one */
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < 2 * COLO_EXCHANGES; i++)
             count += messages->list[pass][i / 2][i % 2].n;
@@ -233,7 +233,7 @@ colo_status_t colo_messages_connect(colo_bridge_t *bridge)
 {
     /* with the others, which would not hear in there of what fails here alone */
     colo_status_t st = connect_members(bridge, &bridge->now);
-    COLO_THEN(st, reserve(bridge, &bridge->now));
+    COLO_THEN(st, colo_messages_reserve(bridge, &bridge->now));
     return st < 0 ? colo_comm_fail(bridge->comm, st) : COLO_OK;
 }
 

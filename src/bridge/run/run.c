@@ -19,7 +19,9 @@
 colo_status_t colo_run_load(colo_bridge_t *bridge, colo_ready_plan_t *ready)
 {
     COLO_TRY(colo_messages_load(bridge, ready)); /* makes the program */
-    return colo_direct_load(bridge, ready);
+    COLO_TRY(colo_direct_load(bridge, ready));
+    /* a call that the comm carries in part can be captured after a reshape, too */
+    return ready->direct.needs_comm ? colo_messages_reserve(bridge, ready) : COLO_OK;
 }
 
 void colo_run_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready)

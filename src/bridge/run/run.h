@@ -164,7 +164,9 @@ void colo_tickets_destroy(colo_bridge_t *bridge);
 
 colo_status_t colo_messages_load(colo_bridge_t *bridge, colo_ready_plan_t *ready);
 void colo_messages_unload(const colo_bridge_t *bridge, colo_ready_plan_t *ready);
-/* Connects, and has memory of the bridge; collective over those that the plan ties together. */
+/* Has memory of the bridge for what the comm carries; local. */
+colo_status_t colo_messages_reserve(colo_bridge_t *bridge, const colo_ready_plan_t *ready);
+/* Connects, and the same; collective over those that the plan ties together. */
 colo_status_t colo_messages_connect(colo_bridge_t *bridge);
 /* @to gets the connection of @from if it ties the same ranks. */
 void colo_messages_take(colo_messages_t *from, colo_messages_t *to);
