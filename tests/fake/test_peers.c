@@ -373,6 +373,20 @@ T_CASE(a_direct_call_of_a_larger_shape_is_captured_where_ranks_are_out_of_reach)
     fake_lose_device(-1, false);
 }
 
+/* Tensors are registered, and the comm carries between the ranks that have rows. */
+static colo_status_t has_all_of_max_rows(t_gpu_rank_t *r, void *arg)
+{
+    rank_try(t_gpu_register(r, 1 << 20));
+    return t_ragged_outstanding(r, &(bool){true});
+}
+
+T_CASE(max_rows_is_reserved_for_direct_calls_where_ranks_are_out_of_reach)
+{
+    fake_lose_device(1, false);
+    assert_ok(t_gpus_run(RANKS, false, has_all_of_max_rows, NULL));
+    fake_lose_device(-1, false);
+}
+
 /* ---- calls of the runtime ---- */
 
 enum { CALLS = 7 }; /* of the device, the stream (2), a pointer (2), a launch, an event */

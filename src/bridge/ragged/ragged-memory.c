@@ -120,8 +120,8 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *bridge)
     const colo_plan_t *plan = bridge->now.program.plan;
     const colo_plan_config_t *config = &plan->config;
     const int64_t rows = bridge->ragged ? bridge->ragged->max_rows : 0;
-    if (rows == 0 || bridge->lazy) /* for staged calls, if there will be any */
-        return COLO_OK;
+    if (rows == 0 || (bridge->lazy && !bridge->now.direct.needs_comm))
+        return COLO_OK; /* it is for staged calls, if there will be any */
     const int64_t elem = (int64_t)colo_dtype_size(config->dtype);
     const int64_t features[2] = {
         config->shape.features / colo_layout_parts(&bridge->sides.src, COLO_AXIS_FEATURES),
