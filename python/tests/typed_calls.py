@@ -53,12 +53,12 @@ def losses(z: Tensor, t: Tensor, ids: Tensor, group: dist.ProcessGroup, mesh: De
     assert_type(ct.topk_logprob(z, 4).ids, Tensor)
     assert_type(ct.logprob_at(z, ids, vocab=(0, 100)), Tensor)
     assert_type(ct.distill(z, z, soft_labels=True, target_temperature=2.0), ct.Distilled)
-    assert_type(ct.distill(z, z).kl, Tensor)
+    assert_type(ct.distill(z, z, temperature=z[0], target_temperature=z[0]).kl, Tensor)
     assert_type(ct.distill(z, z, kind='jsd', beta=0.1, reduce_group=group), ct.Loss)
     assert_type(ct.distill(z, z, kind='tv', reduction='none', mask=t != 0), Tensor)
     ct.distill(z, z, kind='kl')  # refused
     assert_type(ct.topk_distill(z, ids, z, tail=False, reduce_group=group), ct.Loss)
-    assert_type(ct.topk_distill(z, ids, z, kind='reverse_kl', reduction='none'), Tensor)
+    assert_type(ct.topk_distill(z, ids, z, kind='reverse_kl', reduction='none', temperature=z[0]), Tensor)
     ct.topk_distill(z, ids, z, kind='jsd')  # refused
     assert_type(ct.weighted_sum(z, z, t != 0, reduce_group=group), ct.Weighted)
     assert_type(ct.weighted_sum(z) * 2, Tensor)

@@ -313,9 +313,10 @@ def get_logprobs_from_vocab_parallel_logits(vocab_parallel_logits: torch.Tensor,
     vocab = vocab_parallel_logits.shape[-1]
     start = min(group.get_local_rank() * -(-vocab // group.size()), vocab)  # Shard() has even parts but for the last ones
     ids, context = local(input_ids), None
-    if hasattr(input_ids, 'placements'):
-        of = input_ids.device_mesh
-        for i, placement in enumerate(input_ids.placements):
+    given: Any = input_ids
+    if hasattr(given, 'placements'):
+        of = given.device_mesh
+        for i, placement in enumerate(given.placements):
             name = (of.mesh_dim_names or ('',) * of.ndim)[i]
             if of.size(i) > 1 and (placement.is_shard(1) if name == 'cp' else placement.is_replicate()):
                 context = of[name] if name == 'cp' and of.ndim > 1 else of if name == 'cp' else context
