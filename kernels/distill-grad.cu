@@ -43,117 +43,170 @@ __device__ void gradient(const colo_distill_args &p, const row_numbers<R> &k, R 
     const R factor = k.by.factor, cap = k.by.cap;
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        R dz = k.nan ? (R)CUDART_NAN : (R)0;
-        if (k.counts) {
-            const R v = x_of(x[e], factor, cap),
-                    q = p.probs ? w[e] : exp_of(x_of(w[e], k.by.target_factor, k.by.target_cap) - k.pair.mv -
-                                                 k.pair.log_sum_v);
-            const R prob = exp_of(v - k.pair.m - k.pair.log_sum);
-            dz = k.g * (k.q_all * prob - q);
-            if (p.divergence != COLO_DIVERGENCE_FORWARD_KL && k.up != 0 && prob > 0)
-                dz += k.up * other_slope<R>(p, k, prob, x[e], w[e]);
-            dz *= factor;
-            if (cap > 0)
-                dz *= 1 - (v / cap) * (v / cap);
-        }
+        const R v = x_of(x[e], factor, cap),
+                q = p.probs ? w[e] : exp_of(x_of(w[e], k.by.target_factor, k.by.target_cap) -
+                                             k.pair.mv - k.pair.log_sum_v);
+        const R prob = exp_of(v - k.pair.m - k.pair.log_sum);
+        R dz = k.g * (k.q_all * prob - q);
+        if (p.divergence != COLO_DIVERGENCE_FORWARD_KL && k.up != 0 && prob > 0)
+            dz += k.up * other_slope<R>(p, k, prob, x[e], w[e]);
+        dz *= factor;
+        if (cap > 0)
+            dz *= 1 - (v / cap) * (v / cap);
         x[e] = dz;
     }
 }
 
-/* A run inside the row whose three matrices sit alike in 16-byte words: all loads, then the rest.
- */
-template <typename D>
-__device__ void inner_run(const colo_distill_args &p, const row_numbers<typename D::real> &k,
-                           const typename D::elem *row, const typename D::elem *targets,
-                           typename D::elem *out)
+/* The same of a KL alone, from logits without softcaps, in a third of the instructions: what bounds
+ * 16-bit logits is not memory else. */
+enum formula { ANY, FORWARD, REVERSE };
+
+template <formula F, typename R, int N>
+__device__ void plain_gradient(const row_numbers<R> &k, R *x, const R *w)
 {
-    constexpr int N = D::N;
-    uint4 z[VECTORS], v[VECTORS];
+    const R factor = k.by.factor, target_factor = k.by.target_factor,
+            by = (F == FORWARD ? k.g : k.up) * factor;
 #pragma unroll
-    for (int b = 0; b < VECTORS; b++) {
-        z[b] = __ldcs((const uint4 *)row + b * THREADS + threadIdx.x);
-        v[b] = __ldcs((const uint4 *)targets + b * THREADS + threadIdx.x);
-    }
-#pragma unroll
-    for (int b = 0; b < VECTORS; b++) {
-        typename D::real x[N], w[N];
-        D::unpack(z[b], x);
-        D::unpack(v[b], w);
-        gradient<typename D::real, N>(p, k, x, w);
-        __stcs((uint4 *)out + b * THREADS + threadIdx.x, D::pack(x));
+    for (int e = 0; e < N; e++) {
+        const R dx = fma(factor, x[e], -k.pair.m), dv = fma(target_factor, w[e], -k.pair.mv),
+                prob = exp_of(dx - k.pair.log_sum);
+        if (F == FORWARD)
+            x[e] = by * (prob - exp_of(dv - k.pair.log_sum_v));
+        else
+            x[e] = by != 0 && prob > 0 ? by * prob * ((dx - dv) - k.pair.log_ratio - k.center)
+                                       : (R)0;
     }
 }
 
-template <typename D, typename E>
+template <formula F, typename R, int N>
+__device__ void any_gradient(const colo_distill_args &p, const row_numbers<R> &k, R *x, const R *w)
+{
+    if (!k.counts) {
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            x[e] = k.nan ? (R)CUDART_NAN : (R)0;
+    } else if constexpr (F == ANY) {
+        gradient<R, N>(p, k, x, w);
+    } else {
+        plain_gradient<F, R, N>(k, x, w);
+    }
+}
+
+template <typename R> __device__ row_numbers<R> numbers_of(const colo_distill_args &p, int64_t t)
+{
+    constexpr bool WIDE = sizeof(R) == 8;
+    const double md = p.saved[t],
+                 d_ce = p.upstream.d_ce ? colo_stat_get(p.upstream.d_ce, WIDE, t) : 0,
+                 d_kl = p.upstream.d_kl ? colo_stat_get(p.upstream.d_kl, WIDE, t) : 0;
+    const bool nan = isnan(md), forward = p.divergence == COLO_DIVERGENCE_FORWARD_KL;
+    return {nan,
+            !nan && md < CUDART_INF,
+            pair_of<R>(p, t),
+            both_scalings_of<R>(p, t),
+            (R)p.saved[4 * p.saved_stride + t],
+            (R)(forward ? d_ce + d_kl : d_ce),
+            (R)d_kl,
+            (R)p.saved[6 * p.saved_stride + t],
+            (R)p.saved[7 * p.saved_stride + t]};
+}
+
+/* A run inside the row whose three matrices sit alike in their vectors is read at once, before the row's
+ * numbers are there. */
+template <typename D, typename E, typename O, formula F>
 __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ colo_distill_args p)
 {
     using R = typename D::real;
     using Z = typename D::elem;
     constexpr int N = D::N;
-    constexpr bool WIDE = sizeof(typename D::real) == 8;
+    constexpr int64_t COLUMNS = (int64_t)VECTORS * THREADS * N;
+    constexpr uintptr_t BYTES = N * sizeof(typename O::elem); /* of a vector's gradients */
     for (int64_t t = blockIdx.y; t < p.base.tokens; t += gridDim.y) {
         const Z *row = (const Z *)p.base.logits + t * p.base.row_stride;
         const typename E::elem *targets =
             (const typename E::elem *)p.targets + t * p.target_row_stride;
-        Z *out = (Z *)p.base.d_logits + t * p.base.d_row_stride;
-        const double md = p.saved[t],
-                     d_ce = p.upstream.d_ce ? colo_stat_get(p.upstream.d_ce, WIDE, t) : 0,
-                     d_kl = p.upstream.d_kl ? colo_stat_get(p.upstream.d_kl, WIDE, t) : 0;
-        const bool nan = isnan(md), forward = p.divergence == COLO_DIVERGENCE_FORWARD_KL;
-        const row_numbers<R> k = {nan,
-                                  !nan && md < CUDART_INF,
-                                  pair_of<R>(p, t),
-                                  both_scalings_of<R>(p, t),
-                                  (R)p.saved[4 * p.base.tokens + t],
-                                  (R)(forward ? d_ce + d_kl : d_ce),
-                                  (R)d_kl,
-                                  (R)p.saved[6 * p.base.tokens + t],
-                                  (R)p.saved[7 * p.base.tokens + t]};
-        const int64_t first = first_vector<D>(row);
+        typename O::elem *out = (typename O::elem *)p.base.d_logits + t * p.base.d_row_stride;
+        const int64_t first = first_vector<D>(row), from = first + blockIdx.x * COLUMNS;
         if constexpr (std::is_same<D, E>::value) {
-            constexpr int64_t COLUMNS = (int64_t)VECTORS * THREADS * N;
-            const int64_t j = first + blockIdx.x * COLUMNS;
-            if (k.counts && j >= 0 && j + COLUMNS <= p.base.true_columns &&
-                ((uintptr_t)(targets + j) | (uintptr_t)(out + j)) % 16 == 0) {
-                inner_run<D>(p, k, row + j, targets + j, out + j);
+            if (from >= 0 && from + COLUMNS <= p.base.true_columns &&
+                (uintptr_t)(targets + from) % 16 == 0 && (uintptr_t)(out + from) % BYTES == 0) {
+                uint4 z[VECTORS], v[VECTORS];
+#pragma unroll
+                for (int b = 0; b < VECTORS; b++) {
+                    z[b] = __ldcs((const uint4 *)(row + from) + b * THREADS + threadIdx.x);
+                    v[b] = __ldcs((const uint4 *)(targets + from) + b * THREADS + threadIdx.x);
+                }
+                const row_numbers<R> k = numbers_of<R>(p, t);
+#pragma unroll
+                for (int b = 0; b < VECTORS; b++) {
+                    R x[N], w[N];
+                    D::unpack(z[b], x);
+                    D::unpack(v[b], w);
+                    any_gradient<F, R, N>(p, k, x, w);
+                    store_vector<D, O>(out + from + (b * THREADS + threadIdx.x) * N, x);
+                }
                 continue;
             }
         }
+        const row_numbers<R> k = numbers_of<R>(p, t);
         for (int b = 0; b < VECTORS; b++) {
-            const int64_t j =
-                first + (((int64_t)blockIdx.x * VECTORS + b) * THREADS + threadIdx.x) * N;
+            const int64_t j = from + ((int64_t)b * THREADS + threadIdx.x) * N;
             if (j >= p.base.columns)
                 break;
             R x[N], w[N];
             if (k.counts)
                 fetch<D, E>(p, row, targets, j, x, w);
-            gradient<R, N>(p, k, x, w);
+            any_gradient<F, R, N>(p, k, x, w);
 #pragma unroll
             for (int e = 0; e < N; e++)
                 x[e] = j + e < p.base.true_columns ? x[e] : (R)0;
-            if (j >= 0 && j + N <= p.base.columns && (uintptr_t)(out + j) % 16 == 0) {
-                __stcs((uint4 *)(out + j), D::pack(x));
+            if (j >= 0 && j + N <= p.base.columns && (uintptr_t)(out + j) % BYTES == 0) {
+                store_vector<D, O>(out + j, x);
             } else {
 #pragma unroll
                 for (int e = 0; e < N; e++)
                     if (j + e >= 0 && j + e < p.base.columns)
-                        out[j + e] = D::store(x[e]);
+                        out[j + e] = O::store(x[e]);
             }
         }
     }
 }
 
-template <typename D, typename E>
-cudaError_t grad(const colo_distill_args &p, cudaStream_t stream)
+template <typename D, typename E, typename O, formula F>
+cudaError_t grad_by(const colo_distill_args &p, cudaStream_t stream)
 {
     const int64_t groups = (p.base.columns + 2 * (D::N - 1)) / D::N,
                   parts = (groups - 1) / (THREADS * VECTORS) + 1;
     if (parts > INT32_MAX)
         return cudaErrorInvalidValue;
-    grad_kernel<D, E>
+    grad_kernel<D, E, O, F>
         <<<dim3((unsigned)parts, (unsigned)std::min<int64_t>(p.base.tokens, 65535)), THREADS, 0,
            stream>>>(p);
     return cudaGetLastError();
+}
+
+template <typename D, typename E, typename O>
+cudaError_t grad_to(const colo_distill_args &p, cudaStream_t stream)
+{
+    if constexpr (std::is_same<D, E>::value && sizeof(typename D::real) == 4) {
+        const bool plain = !p.probs && p.base.cap == 0 && p.target_cap == 0;
+        if (plain && p.divergence == COLO_DIVERGENCE_FORWARD_KL)
+            return grad_by<D, E, O, FORWARD>(p, stream);
+        if (plain && p.divergence == COLO_DIVERGENCE_REVERSE_KL && !p.upstream.d_ce)
+            return grad_by<D, E, O, REVERSE>(p, stream);
+    }
+    return grad_by<D, E, O, ANY>(p, stream);
+}
+
+template <typename D, typename E>
+cudaError_t grad(const colo_distill_args &p, cudaStream_t stream)
+{
+    if constexpr (std::is_same<D, f32>::value) {
+        if (p.base.d_dtype == COLO_BF16)
+            return grad_to<D, E, bf16>(p, stream);
+        if (p.base.d_dtype == COLO_F16)
+            return grad_to<D, E, f16>(p, stream);
+    }
+    return p.base.d_dtype == p.base.dtype ? grad_to<D, E, D>(p, stream) : cudaErrorInvalidValue;
 }
 
 } // namespace

@@ -90,8 +90,8 @@ template <typename R> struct pair_numbers {
 template <typename R> __device__ pair_numbers<R> pair_of(const colo_distill_args &p, int64_t t)
 {
     const double *saved = p.saved + t;
-    return {(R)saved[0], (R)saved[p.base.tokens], (R)saved[2 * p.base.tokens],
-            (R)saved[3 * p.base.tokens], (R)saved[5 * p.base.tokens], (R)p.beta, (R)(1 - p.beta)};
+    return {(R)saved[0], (R)saved[p.saved_stride], (R)saved[2 * p.saved_stride],
+            (R)saved[3 * p.saved_stride], (R)saved[5 * p.saved_stride], (R)p.beta, (R)(1 - p.beta)};
 }
 
 template <typename R> __device__ R below(R z, R factor, R cap, R top)

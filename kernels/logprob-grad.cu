@@ -122,17 +122,6 @@ __device__ void one_element(const colo_logprob_args &p, const typename D::elem *
                                                weight_of<FORMULA, R>(p, j)));
 }
 
-/* A vector of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype.
- */
-template <typename D, typename O>
-__device__ void store_vector(typename O::elem *out, const typename D::real *z)
-{
-    if constexpr (sizeof(typename O::elem) == sizeof(typename D::elem))
-        __stcs((uint4 *)out, O::pack(z));
-    else
-        __stcs((uint2 *)out, uint2{O::two(z[0], z[1]), O::two(z[2], z[3])});
-}
-
 /* The vectors of a run that lies inside the row: loads first, then the row's coefficients. */
 template <typename D, typename O, formula FORMULA>
 __device__ void inner_run(const colo_logprob_args &p, const typename D::elem *row,

@@ -113,6 +113,17 @@ __device__ uint4 load_vector(const void *row, int64_t element, int size)
     return __ldcs((const uint4 *)((const char *)row + element * size));
 }
 
+/* A vector of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype.
+ */
+template <typename D, typename O>
+__device__ void store_vector(typename O::elem *out, const typename D::real *z)
+{
+    if constexpr (sizeof(typename O::elem) == sizeof(typename D::elem))
+        __stcs((uint4 *)out, O::pack(z));
+    else
+        __stcs((uint2 *)out, uint2{O::two(z[0], z[1]), O::two(z[2], z[3])});
+}
+
 /* Is x = factor z, with the order of z? Then a row needs no rounded x. */
 bool is_plain(const colo_logprob_args &p)
 {

@@ -40,8 +40,11 @@ __global__ void __launch_bounds__(PACK_THREADS)
         int offset[PACK_ITEMS], all;
 #pragma unroll
         for (int i = 0; i < PACK_ITEMS; i++) {
-            target[i] =
-                first + i < p.tokens ? p.targets[(first + i) * p.target_stride] : p.ignore_index;
+            const int64_t token = first + i;
+            target[i] = token >= p.tokens ? p.ignore_index
+                        : p.targets       ? p.targets[token * p.target_stride]
+                        : !p.mask || p.mask[token * p.mask_stride] ? 1
+                                                                   : p.ignore_index;
             offset[i] = target[i] != p.ignore_index;
         }
         scan(storage).ExclusiveSum(offset, offset, all);

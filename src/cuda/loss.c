@@ -129,6 +129,7 @@ CHECKED(logprob_grad, colo_logprob_args, of_logprob_grad,
 
 static const struct pointer of_rows_compact[] = {
     {AT(linear_rows, targets), I64, TOKENS, "targets"},
+    {AT(linear_rows, mask), BYTES, TOKENS, "mask"},
     {AT(linear_rows, counts), BYTES, ALWAYS, "workspace"},
 };
 static const struct pointer of_rows_upstream[] = {
@@ -232,7 +233,7 @@ static const struct pointer of_distill[] = {
     {AT(distill_args, out.kl), AT(distill_args, base.stat_dtype), ALWAYS, "out.kl"},
     {AT(distill_args, upstream.d_ce), AT(distill_args, base.stat_dtype), ALWAYS, "d_ce"},
     {AT(distill_args, upstream.d_kl), AT(distill_args, base.stat_dtype), ALWAYS, "d_kl"},
-    {AT(distill_args, base.d_logits), AT(distill_args, base.dtype), COLUMNS, "d_logits"},
+    {AT(distill_args, base.d_logits), AT(distill_args, base.d_dtype), COLUMNS, "d_logits"},
 };
 CHECKED(distill_stats, colo_distill_args, of_distill, has_of(&p->base), "distill forward")
 LAUNCH(distill_merge, colo_distill_args, "distill forward, merging")

@@ -61,12 +61,14 @@ struct colo_distill_args {
     struct {
         void *ce, *kl;
     } out; /* stat dtype */
-    /* merge writes, grad reads: f64 [8, T]: M, log Sum x, Mv, log Sum v, Q, K, and of other
-     * divergences than forward KL, whose gradient is F p_j (u_j - A), A and F; of TV and ACCEPTANCE
-     * u is s - 1 and A is sum p s - 1. Then 1 / temperature of either side that has those of
-     * tokens. log(p_j / q_j) = (x_j - M) - (v_j - Mv) - K. M is NaN for a row that is NaN and +inf
-     * for a masked one; Mv = log Sum v = 0 for probabilities. */
+    /* merge writes, grad reads: f64 [8, T], a number's row saved_stride behind the one before it: M,
+     * log Sum x, Mv, log Sum v, Q, K, and of other divergences than forward KL, whose gradient is
+     * F p_j (u_j - A), A and F; of TV and ACCEPTANCE u is s - 1 and A is sum p s - 1. Then
+     * 1 / temperature of either side that has those of tokens. log(p_j / q_j) = (x_j - M) - (v_j -
+     * Mv) - K. M is NaN for a row that is NaN and +inf for a masked one; Mv = log Sum v = 0 for
+     * probabilities. */
     double *saved;
+    int64_t saved_stride;
     struct {
         const void *d_ce, *d_kl;
     } upstream;

@@ -26,7 +26,7 @@ COLO_EITHER double colo_distill_coldness(const struct colo_distill_args *args, c
 {
     const double v = of ? (double)of[t] : 0;
     if (!of)
-        return args->saved[place * args->base.tokens + t];
+        return args->saved[place * args->saved_stride + t];
     return v > 0 && v < COLO_STAT_INF ? 1 / v : COLO_STAT_NAN;
 }
 
@@ -157,7 +157,7 @@ COLO_EITHER struct colo_distill_merged colo_distill_merge_row(const struct colo_
 COLO_EITHER void colo_distill_merge_token(const struct colo_distill_args *args, int64_t t)
 {
     const bool f64 = args->base.dtype == COLO_F64;
-    const int64_t tokens = args->base.tokens;
+    const int64_t stride = args->saved_stride;
     struct colo_distill_merged g = {COLO_STAT_INF, 0, 0, 0, 0, 0, 0, 0}; /* masked */
     if (!args->mask || args->mask[t * args->mask_stride])
         g = colo_distill_merge_row(args, f64, t);
@@ -166,17 +166,17 @@ COLO_EITHER void colo_distill_merge_token(const struct colo_distill_args *args, 
     if (args->out.kl)
         colo_stat_put(args->out.kl, f64, t, g.kl);
     args->saved[t] = g.m;
-    args->saved[tokens + t] = g.log_sum;
-    args->saved[2 * tokens + t] = g.mv;
-    args->saved[3 * tokens + t] = g.log_sum_v;
-    args->saved[4 * tokens + t] = g.q;
-    args->saved[5 * tokens + t] = g.k;
-    args->saved[6 * tokens + t] = g.kl < COLO_STAT_INF ? g.kl : COLO_STAT_NAN;
-    args->saved[7 * tokens + t] = 1;
-    double *cold = args->saved + COLO_DISTILL_SAVED * tokens + t;
+    args->saved[stride + t] = g.log_sum;
+    args->saved[2 * stride + t] = g.mv;
+    args->saved[3 * stride + t] = g.log_sum_v;
+    args->saved[4 * stride + t] = g.q;
+    args->saved[5 * stride + t] = g.k;
+    args->saved[6 * stride + t] = g.kl < COLO_STAT_INF ? g.kl : COLO_STAT_NAN;
+    args->saved[7 * stride + t] = 1;
+    double *cold = args->saved + COLO_DISTILL_SAVED * stride + t;
     if (args->base.temperature) {
         *cold = colo_distill_coldness(args, args->base.temperature, 0, t);
-        cold += tokens;
+        cold += stride;
     }
     if (args->target_temperature)
         *cold = colo_distill_coldness(args, args->target_temperature, 0, t);
@@ -215,8 +215,8 @@ COLO_EITHER void colo_distill_finish_token(const struct colo_distill_args *args,
         s[1] = s[3] < 0.5 ? -s[3] : s[1] - 1;
     if (args->out.kl)
         colo_stat_put(args->out.kl, f64, t, d);
-    args->saved[6 * tokens + t] = s[1];
-    args->saved[7 * tokens + t] = factor;
+    args->saved[6 * args->saved_stride + t] = s[1];
+    args->saved[7 * args->saved_stride + t] = factor;
 }
 
 /* Of a column of JSD, @t being log(p/q): m = beta q + (1 - beta) p as the shares of the smaller and

@@ -91,6 +91,7 @@ static void fill(const struct colo_loss_call *call, struct colo_logprob_args *ba
     struct colo_distill_args *args = (struct colo_distill_args *)base;
     const colo_distill_config_t *c = &call->config.distill;
     *args = (struct colo_distill_args){.base = *base,
+                                       .saved_stride = base->tokens,
                                        .probs = c->targets == COLO_DISTILL_PROBS,
                                        .target_factor = c->target_scale / c->target_temperature,
                                        .target_cap = c->target_softcap / c->target_temperature,

@@ -114,7 +114,7 @@ colo_status_t colo_host_distill_merge(const struct colo_distill_args *args, colo
 
 static double saved_of(const struct colo_distill_args *args, int i, int64_t token)
 {
-    return args->saved[i * args->base.tokens + token];
+    return args->saved[i * args->saved_stride + token];
 }
 
 colo_status_t colo_host_distill_pairs(const struct colo_distill_args *args, colo_stream_t stream)
@@ -183,7 +183,7 @@ colo_status_t colo_host_distill_grad(const struct colo_distill_args *args, colo_
             }
             if (j >= args->base.true_columns)
                 dz = 0;
-            colo_scalar_put(args->base.dtype, args->base.d_logits,
+            colo_scalar_put(args->base.d_dtype, args->base.d_logits,
                             token * args->base.d_row_stride + j, dz);
         }
     }

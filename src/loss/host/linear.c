@@ -19,7 +19,10 @@ colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stre
 {
     int64_t n = 0, counts[COLO_LINEAR_COUNTS] = {0};
     for (int64_t token = 0; token < r->tokens; token++) {
-        int64_t target = r->targets[token * r->target_stride];
+        const bool wanted = !r->mask || r->mask[token * r->mask_stride];
+        int64_t target = r->targets ? r->targets[token * r->target_stride]
+                         : wanted   ? 1
+                                    : r->ignore_index;
         r->row_of[token] = -1;
         if (target == r->ignore_index)
             continue;
