@@ -153,6 +153,12 @@ struct colo_linear_call {
     struct colo_logprob_out out; /* of forward and the loss pass */
 };
 
+/* Does d_weight's memory hold d_logits? */
+static inline bool colo_linear_shares(const struct colo_linear_size *size)
+{
+    return size->early && size->inside > 0;
+}
+
 /* Does @pass, or the backward that follows it, add up gradients of hidden states over the
  * vocabulary group? */
 static inline bool colo_linear_sums(const colo_linear_logprob_t *linear,
@@ -182,6 +188,25 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call,
 /* The caller's stream waits for what the auxiliary stream has been given. */
 colo_status_t colo_linear_join(const struct colo_linear_call *call);
 colo_status_t colo_linear_pipeline(struct colo_linear_call *call);
+
+/* ---- run.c ---- */
+
+extern const struct colo_linear_saved colo_linear_nowhere;
+/* Tells every rank that would wait for this one whether its arguments are valid. @size may be of a
+ * batch that is refused: then it says what the others, whose batch is right, will do. */
+colo_status_t colo_linear_ready(const colo_linear_logprob_t *linear,
+                                const struct colo_linear_size *size, const char *what,
+                                colo_status_t mine);
+/* Where forward and backward meet; @memory NULL: they do not. */
+void colo_linear_place_saved(struct colo_linear_call *call, void *memory,
+                             const struct colo_linear_saved *offsets);
+/* Checks the head's gradients; writes nothing. Before run */
+colo_status_t colo_linear_place_grads(struct colo_linear_call *call,
+                                      const colo_linear_logprob_grads_t *grads);
+/* A call whose arguments are checked. @up: of its d_logits; NULL: it makes none */
+colo_status_t colo_linear_run(struct colo_linear_call *call,
+                              const struct colo_linear_tokens *tokens,
+                              const colo_linear_logprob_upstream_t *up);
 
 /* ---- check.c ---- */
 
