@@ -28,6 +28,7 @@
 #include <colobridge/distill.h>
 #include <colobridge/lm_head.h>
 #include <colobridge/linear_logprob.h>
+#include <colobridge/linear_distill.h>
 #include <colobridge/sequence.h>
 #include <colobridge/tape.h>
 

@@ -160,6 +160,44 @@ class Owned(c.Structure):
     _fields_ = [('b0', i64), ('b1', i64), ('h0', i64), ('h1', i64), ('rows', i64)]
 
 
+class LinearDistillSaved(c.Structure):
+    _fields_ = [('struct_size', size_t), ('of', P), ('hidden', Tensor), ('teacher_hidden', Tensor), ('mask', Tensor),
+                ('hidden_version', u64), ('teacher_hidden_version', u64), ('mask_version', u64),
+                ('weight_version', u64), ('teacher_version', u64), ('max_valid', i64), ('memory', P), ('d_weight', P),
+                ('valid', BOOL), ('lora_a', Tensor), ('lora_b', Tensor), ('teacher_lora_a', Tensor),
+                ('teacher_lora_b', Tensor), ('lora_scale', DOUBLE), ('teacher_lora_scale', DOUBLE),
+                ('lora_version', u64)]
+
+
+class LinearDistillUpstream(c.Structure):
+    _fields_ = [('struct_size', size_t), ('loss', DOUBLE), ('d_loss', _p(Tensor)), ('mean', BOOL)]
+
+
+class LinearLogprobGrads(c.Structure):
+    _fields_ = [('struct_size', size_t), ('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor)),
+                ('d_lora_a', _p(Tensor)), ('d_lora_b', _p(Tensor))]
+
+
+class LinearDistillConfig(c.Structure):
+    _fields_ = [('struct_size', size_t), ('distill', DistillConfig), ('mode', INT), ('logits_dtype', INT),
+                ('teacher_logits_dtype', INT), ('budget', size_t), ('chunk_size', i64), ('d_hidden', INT),
+                ('frozen_hidden', BOOL), ('frozen_weight', BOOL), ('d_weight_dtype', INT), ('d_weight_add', BOOL),
+                ('share_d_weight', BOOL), ('lora', i64), ('frozen_lora', BOOL), ('teacher_lora', i64)]
+
+
+class Lora(c.Structure):
+    _fields_ = [('a', _p(Tensor)), ('b', _p(Tensor)), ('scale', DOUBLE)]
+
+
+class LinearDistillBatch(c.Structure):
+    _fields_ = [('struct_size', size_t), ('hidden', _p(Tensor)), ('teacher_hidden', _p(Tensor)), ('mask', _p(Tensor)),
+                ('max_valid', i64), ('lora', _p(Lora)), ('teacher_lora', _p(Lora))]
+
+
+class LinearDistillOut(c.Structure):
+    _fields_ = [('struct_size', size_t), ('loss', _p(Tensor)), ('n_valid', _p(Tensor)), ('n_invalid', _p(Tensor))]
+
+
 class SupportSaved(c.Structure):
     _fields_ = [('ids', Tensor), ('begin', Tensor), ('end', Tensor), ('version', u64)]
 
@@ -176,11 +214,6 @@ class LinearLogprobUpstream(c.Structure):
     _fields_ = [('struct_size', size_t), ('logp', DOUBLE), ('entropy', DOUBLE), ('loss', DOUBLE),
                 ('d_logp', _p(Tensor)), ('d_entropy', _p(Tensor)), ('d_loss', _p(Tensor)), ('mean', BOOL),
                 ('lse', DOUBLE), ('d_lse', _p(Tensor))]
-
-
-class LinearLogprobGrads(c.Structure):
-    _fields_ = [('struct_size', size_t), ('d_hidden', _p(Tensor)), ('d_weight', _p(Tensor)), ('d_bias', _p(Tensor)),
-                ('d_lora_a', _p(Tensor)), ('d_lora_b', _p(Tensor))]
 
 
 class LogprobConfig(c.Structure):
@@ -201,10 +234,6 @@ class LinearLogprobConfig(c.Structure):
 
 class Support(c.Structure):
     _fields_ = [('ids', _p(Tensor)), ('begin', _p(Tensor)), ('end', _p(Tensor))]
-
-
-class Lora(c.Structure):
-    _fields_ = [('a', _p(Tensor)), ('b', _p(Tensor)), ('scale', DOUBLE)]
 
 
 class LinearLogprobBatch(c.Structure):
@@ -403,6 +432,18 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_layout_split': (INT, [_p(Layout), INT, CHARS, INT]),
     'colo_layout_split_context': (INT, [_p(Layout), CHARS, INT]),
     'colo_layout_stage': (INT, [_p(Layout), CHARS, i64]),
+    'colo_linear_distill_backward': (INT, [P, _p(LinearDistillSaved), _p(LinearDistillUpstream),
+        _p(LinearLogprobGrads), P, P]),
+    'colo_linear_distill_create': (INT, [_p(P), _p(LinearDistillConfig), P, P, P]),
+    'colo_linear_distill_destroy': (None, [_p(P)]),
+    'colo_linear_distill_early': (INT, [P, _p(LinearDistillBatch), _p(LinearDistillUpstream), _p(LinearDistillOut),
+        _p(LinearDistillSaved), P, P, P]),
+    'colo_linear_distill_forward': (INT, [P, _p(LinearDistillBatch), _p(LinearDistillOut), _p(LinearDistillSaved), P,
+        P, P]),
+    'colo_linear_distill_loss': (INT, [P, _p(LinearDistillBatch), _p(LinearDistillUpstream), _p(LinearDistillOut),
+        _p(LinearLogprobGrads), P, P]),
+    'colo_linear_distill_saved_size': (INT, [P, i64, i64, P]),
+    'colo_linear_distill_workspace_size': (INT, [P, INT, i64, i64, P]),
     'colo_linear_logprob_backward': (INT, [P, _p(LinearLogprobSaved), _p(LinearLogprobUpstream),
         _p(LinearLogprobGrads), P, P]),
     'colo_linear_logprob_create': (INT, [_p(P), _p(LinearLogprobConfig), P, P]),

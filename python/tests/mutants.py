@@ -470,23 +470,19 @@ MUTANTS = {
     'a step is made by a gradient that an infinite reverse KL does not have': (
         'torch/losses.py', 'by.masked_fill((d == torch.inf)[..., None], torch.nan) if reverse else by', 'by', 'test_torch_losses.py',
         'top_k_special'),
-    "a chunk's gradient of the weight is that of all": (
-        'torch/linear_distill.py', 'into.addmm_(d.t(), h)', 'into.copy_(d.t() @ h)', 'test_torch_linear_distill.py', 'alone'),
     'a teacher has the cap of the student': (
-        'torch/linear_distill.py', '(0, teacher.temperature, teacher.scale, teacher.softcap,', '(0, teacher.temperature, teacher.scale, student.softcap,',
-        'test_torch_linear_distill.py', 'alone'),
+        'torch/linear_distill_plan.py', 'target_softcap=theirs.softcap', 'target_softcap=own.softcap', 'test_torch_linear_distill.py', 'alone'),
+    'gradients that begin in forward are those of a sum': (
+        'torch/linear_distill.py', 'run.backward(student, None, mask, by,', 'run.backward(student, None, mask, None,', 'test_torch_linear_distill.py',
+        'dtypes'),
     'padding of a head is among its columns': (
         'torch/linear_distill.py', '(min(row[i], size), min(row[i + 2], size))', '(row[i], row[i + 2])', 'test_torch_linear_distill.py', 'alone'),
     'each rank has the gradient of its columns alone': (
-        'torch/linear_distill.py', 'for d in (hidden if work.adds else None,', 'for d in (None,', 'test_torch_linear_distill.py', 'on_threads'),
-    'each rank has the gradient of A of its columns alone': (
-        'torch/linear_distill.py', 'a if work.comm.size > 1 else None)', 'None)', 'test_torch_linear_distill.py', 'on_threads'),
-    'statistics are made again in backward': (
-        'torch/linear_distill.py', 'again = kept is not None and up is not None', 'again = False', 'test_torch_linear_distill.py', 'collectives'),
+        'torch/linear_distill.py', "of.d_hidden if comm.size > 1 else 'partial'", "'partial'", 'test_torch_linear_distill.py', 'on_threads'),
     'a second backward multiplies gradients again': (
-        'torch/linear_distill.py', '    ctx.made = None\n', '', 'test_torch_linear_distill.py', 'one_backward'),
+        'torch/linear_distill.py', '    ctx.made = None\n    return', '    return', 'test_torch_linear_distill.py', 'one_backward'),
     'tokens that a mask leaves out have the weight of others': (
-        'torch/linear_distill.py', 'weights if weights is None else up, mean, group)', 'None, mean, group)', 'test_torch_linear_distill.py', 'alone'),
+        'torch/linear_distill.py', '_count(losses, mask), up, mean, group)', '_count(losses, mask), None, mean, group)', 'test_torch_linear_distill.py', 'alone'),
     'shards of other columns are taken': (
         'torch/linear_distill.py', 'if [b for b in tables[0] if b[0] < b[1]] != [b for b in tables[1] if b[0] < b[1]] or', 'if False or',
         'test_torch_linear_distill.py', 'can_be_moved'),

@@ -125,33 +125,8 @@ def test_chunks_do_not_change_values(mode):
             torch.testing.assert_close(mine, first, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('mode, student, teacher', [('loss', 3, 1), ('logprob', 4, 2)])
-def test_products(mode, student, teacher):
-    m = Models(pad=V, pad_t=V)
-    h, w = m.h.clone().requires_grad_(), m.w.clone().requires_grad_()
-    seen = {H: 0, HT: 0}
-    original = torch.Tensor.__matmul__
-
-    def counted(a, b):
-        for width in seen:
-            seen[width] += width in (*a.shape, *b.shape)
-        return original(a, b)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, '__matmul__', counted)
-        patch.setattr(torch.Tensor, 'addmm_', lambda into, a, b: into.add_(counted(a, b)))
-        ct.linear_distill(h, w, m.th, m.tw, mode=mode, chunk_size=T).loss.backward()
-    assert seen == {H: student, HT: teacher}
-
-
-def test_a_chunk_fits_into_the_budget():
-    step, h = sys.modules['colobridge.torch.linear_distill']._step, torch.zeros(1, 2)
-    assert step(None, 0, 151936, 1, h) == 2048 and step(None, 1 << 30, 151936, 1, h) == 768  # of logits of both in f32
-    assert step(None, 0, 151936, 8, h) == 7040 and step(None, 0, 151936, 8, h.double()) == 3456
-    assert step(None, 1, 151936, 1, h) == 256 and step(77, 0, 151936, 1, h) == 77 and step(0, 1 << 30, 151936, 1, h) == 768
-
-
 def test_collectives():
-    m = Models(pad=V, pad_t=V)
+    m = Models(torch.float32, pad=V, pad_t=V)  # in f64 mode "loss" makes gradients of hidden in forward
 
     def one_rank(world):
         mine = cut(V, world.rank, 2)
@@ -163,7 +138,7 @@ def test_collectives():
             world.stats_reset()
             loss = run()
             seen = {name: of['ops'] for ops in world.stats().values() for name, of in ops.items() if of['ops']}
-            assert seen == {'all_gather': 3 if kind.endswith('kl') else 6}, (kind, mode)  # of 3 chunks
+            assert seen == {'all_gather': 6 if not kind.endswith('kl') else 3 if mode == 'loss' else 1}, (kind, mode)  # of 3 chunks
             world.stats_reset()
             loss.backward()
             seen = {name: of['ops'] for ops in world.stats().values() for name, of in ops.items() if of['ops']}
@@ -218,10 +193,6 @@ def test_mode_loss_has_one_backward():
 @pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.parametrize('mode', MODES)
 def test_dtypes(dtype, mode):
-    try:
-        torch.ones(2, 2, dtype=dtype) @ torch.ones(2, 2, dtype=dtype)
-    except RuntimeError as why:
-        pytest.skip('this PyTorch %s multiplies no matrices of %s: %s' % (torch.__version__, dtype, why))
     m = Models(dtype)
     value, grads, _ = found(m, 0, 1, None, 'jsd', 'mean', m.mask, mode, 3)
     want, d_want = expected(m, 'jsd', 'mean', m.mask)

@@ -248,13 +248,12 @@ colo_status_t colo_loss_open(struct colo_loss_call *call, struct colo_logprob_ar
 }
 
 /* Whose configs differ is known; all ranks tell which member. Collective. */
-static colo_status_t name_member(colo_comm_t *group, const struct colo_logprob_args *args,
-                                 const struct colo_loss_comparison *comparison)
+static colo_status_t name_member(colo_comm_t *group, const struct colo_loss_comparison *comparison)
 {
     char what[160];
     colo_fields_t fields = {COLO_FIELDS_INIT};
     snprintf(what, sizeof what, "%s", colo_last_error());
-    comparison->describe(args, &fields);
+    comparison->describe(comparison->of, &fields);
     const colo_status_t st = colo_comm_agree_fields(group, what, &fields, COLO_OK);
     return st < 0 ? st : colo_fail(COLO_ERR_MISMATCH, "%s", what); /* by less than is shown */
 }
@@ -268,7 +267,7 @@ static colo_status_t compare(colo_comm_t *group, const struct colo_logprob_args 
     *told = true;
     const colo_status_t st = colo_logprob_check_headers(args, &config);
     if (config && all)
-        return name_member(group, args, comparison);
+        return name_member(group, comparison);
     COLO_TRY(st);
     return level >= 1 ? colo_loss_check_shards(args, comparison, told) : COLO_OK;
 }

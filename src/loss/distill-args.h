@@ -76,6 +76,12 @@ struct colo_distill_args {
 
 enum { COLO_DISTILL_SAVED = 8, COLO_DISTILL_SUMS = 4 }; /* fp64 numbers of a token */
 
+/* distill.c: what the config says, of @args whose base is made; the members of a block of @tokens,
+ * false when it passes 2^63 bytes; what ranks compare. */
+void colo_distill_fill(const colo_distill_config_t *config, struct colo_distill_args *args);
+bool colo_distill_lay_out(struct colo_distill_args *args, int64_t tokens);
+uint64_t colo_distill_hash_config(const struct colo_logprob_args *base);
+
 #ifdef __CUDACC__
 __host__ __device__
 #endif

@@ -86,18 +86,22 @@ static colo_status_t check(const struct colo_loss_call *call)
 
 /* ---- forward ---- */
 
+void colo_distill_fill(const colo_distill_config_t *c, struct colo_distill_args *args)
+{
+    args->saved_stride = args->base.tokens;
+    args->probs = c->targets == COLO_DISTILL_PROBS;
+    args->target_factor = c->target_scale / c->target_temperature;
+    args->target_cap = c->target_softcap / c->target_temperature;
+    args->has_target_temperature = c->has_target_temperature;
+    args->divergence = (colo_divergence_t)c->divergence;
+    args->beta = c->divergence == COLO_DIVERGENCE_JSD ? c->beta : 0;
+}
+
 static void fill(const struct colo_loss_call *call, struct colo_logprob_args *base)
 {
     struct colo_distill_args *args = (struct colo_distill_args *)base;
-    const colo_distill_config_t *c = &call->config.distill;
-    *args = (struct colo_distill_args){.base = *base,
-                                       .saved_stride = base->tokens,
-                                       .probs = c->targets == COLO_DISTILL_PROBS,
-                                       .target_factor = c->target_scale / c->target_temperature,
-                                       .target_cap = c->target_softcap / c->target_temperature,
-                                       .has_target_temperature = c->has_target_temperature,
-                                       .divergence = (colo_divergence_t)c->divergence,
-                                       .beta = c->divergence == COLO_DIVERGENCE_JSD ? c->beta : 0};
+    *args = (struct colo_distill_args){.base = *base};
+    colo_distill_fill(&call->config.distill, args);
 }
 
 static void set_targets(struct colo_distill_args *args, const colo_tensor_t *targets)
@@ -107,7 +111,7 @@ static void set_targets(struct colo_distill_args *args, const colo_tensor_t *tar
     args->target_row_stride = targets->stride[0];
 }
 
-static uint64_t hash_config(const struct colo_logprob_args *base)
+uint64_t colo_distill_hash_config(const struct colo_logprob_args *base)
 {
     const struct colo_distill_args *args = (const struct colo_distill_args *)base;
     colo_logprob_config_t targets = {.logits.vocab = args->probs,
@@ -133,7 +137,7 @@ static uint64_t hash_inputs(const struct colo_logprob_args *base)
                                args->base.tokens, hash);
 }
 
-static void describe(const struct colo_logprob_args *base, colo_fields_t *fields)
+void colo_distill_describe(const struct colo_logprob_args *base, colo_fields_t *fields)
 {
     const struct colo_distill_args *args = (const struct colo_distill_args *)base;
     colo_logprob_describe(base, fields);
@@ -181,6 +185,13 @@ static const colo_block_array_t arrays[] = {{ARRAY(mx)}, {ARRAY(sx)}, {ARRAY(mv)
                                             {ARRAY(c)},  {ARRAY(d)},  {ARRAY(e)},  {ARRAY(g)}};
 static_assert(COLO_DISTILL_SUMS * sizeof(double) <= sizeof arrays / sizeof *arrays * sizeof(float),
               "sums of the second read lie where the blocks were");
+
+bool colo_distill_lay_out(struct colo_distill_args *args, int64_t tokens)
+{
+    return colo_loss_lay_out(&args->base, arrays, sizeof arrays / sizeof *arrays, UINT32_MAX,
+                             tokens);
+}
+
 static const struct colo_loss_kind kind = {
     .name = "distill",
     .config = COLO_LOSS_SIZED("distill: config", colo_distill_config_t, targets,
@@ -199,8 +210,8 @@ static const struct colo_loss_kind kind = {
     COLO_LOSS_ARRAYS(arrays),
     .check = check,
     .fill = fill,
-    .hash_config = hash_config,
-    .describe = describe,
+    .hash_config = colo_distill_hash_config,
+    .describe = colo_distill_describe,
     .hash_inputs = hash_inputs,
     .compare = compare,
     .local = local,

@@ -476,6 +476,7 @@ struct colo_loss_comparison colo_loss_make_comparison(const char *name,
     return (struct colo_loss_comparison){
         .name = name,
         .describe = describe,
+        .of = args,
         .m = args->block.m,
         .s = args->block.s,
         .dtype = args->stat_dtype,

@@ -102,6 +102,7 @@ typedef void colo_loss_describe_t(const struct colo_logprob_args *args, colo_fie
 struct colo_loss_comparison {
     const char *name; /* of the call */
     colo_loss_describe_t *describe;
+    const struct colo_logprob_args *of; /* what it describes: the kind's, not their base alone */
     /* By these, logits are known of which each rank has all columns: */
     int64_t m, s; /* byte offsets in a block; -1: not there */
     colo_dtype_t dtype;
@@ -126,6 +127,8 @@ bool colo_loss_all_compare(const colo_comm_t *group, colo_mem_t mem);
  * @config: it is the config, of which only hashes are there */
 colo_status_t colo_logprob_check_headers(const struct colo_logprob_args *args, bool *config);
 void colo_logprob_describe(const struct colo_logprob_args *args, colo_fields_t *fields);
+/* of struct colo_distill_args */
+void colo_distill_describe(const struct colo_logprob_args *base, colo_fields_t *fields);
 /* Does every rank bring the same logits? As the headers. @told: could the blocks tell? */
 colo_status_t colo_loss_check_shards(const struct colo_logprob_args *args,
                                      const struct colo_loss_comparison *comparison, bool *told);

@@ -16,7 +16,7 @@ from pathlib import Path
 from api import INCLUDE, complaints
 
 # 0 is a value of its own: no temperature, no check, an id that a program may ignore.
-NOT_ZERO = {'temperature', 'scale', 'target_temperature', 'target_scale', 'beta', 'ignore_index', 'check', 'logits', 'logprob'}
+NOT_ZERO = {'temperature', 'scale', 'target_temperature', 'target_scale', 'beta', 'ignore_index', 'check', 'logits', 'logprob', 'distill'}
 WARNINGS = ['-Wall', '-Wextra', '-pedantic-errors', '-Werror']
 
 

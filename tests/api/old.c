@@ -236,6 +236,66 @@ static colo_status_t use_linear_logprob_saved(void)
     return use_linear_logprob_grads();
 }
 
+#ifdef COLO_LINEAR_DISTILL_CONFIG_INIT /* not in 0.1.0 */
+/* The same of two heads, for all structs of a divergence from hidden states. */
+static colo_status_t use_linear_distill_config(void)
+{
+    static _Alignas(COLO_ALIGNMENT) unsigned char kept[1 << 16], work[1 << 21];
+    static float h[8] = {1, 2, 3, 4, 5, 6, 7, 8}, w[32] = {1, 0, 1, 0, 1}, d_h[8], d_w[32], d[2];
+    const colo_lm_head_config_t head_config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = 4,
+                                               .gemm = COLO_GEMM_LOOPS};
+    const colo_linear_distill_config_t config = {COLO_LINEAR_DISTILL_CONFIG_INIT,
+                                                 .distill.logits.vocab = 8};
+    const colo_tensor_t hidden = colo_tensor_host(h, COLO_F32, 2, (int64_t[]){2, 4}),
+                        weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){8, 4}),
+                        zeros = colo_tensor_host(d_w, COLO_F32, 2, (int64_t[]){8, 4}),
+                        d_hidden = colo_tensor_host(d_h, COLO_F32, 2, (int64_t[]){2, 4}),
+                        of_d = colo_tensor_host(d, COLO_F32, 1, (int64_t[]){2});
+    const colo_linear_distill_batch_t batch = {COLO_LINEAR_DISTILL_BATCH_INIT, .hidden = &hidden,
+                                               .teacher_hidden = &hidden, .max_valid = -1};
+    const colo_linear_distill_out_t out = {COLO_LINEAR_DISTILL_OUT_INIT, .loss = &of_d};
+    const colo_linear_distill_upstream_t up = {COLO_LINEAR_DISTILL_UPSTREAM_INIT, .loss = 1};
+    const colo_linear_logprob_grads_t grads = {COLO_LINEAR_LOGPROB_GRADS_INIT,
+                                               .d_hidden = &d_hidden, .d_weight = &zeros};
+    OUTPUT(colo_linear_distill_saved_t, saved, COLO_LINEAR_DISTILL_SAVED_INIT);
+    colo_lm_head_t *head = NULL, *teacher = NULL;
+    colo_linear_distill_t *distill = NULL;
+    TRY(colo_lm_head_create(&head, &head_config, NULL));
+    TRY(colo_lm_head_create(&teacher, &head_config, NULL));
+    TRY(colo_linear_distill_create(&distill, &config, head, teacher, world));
+    TRY(colo_lm_head_bind(head, &weight, NULL, NULL));
+    TRY(colo_lm_head_bind(teacher, &zeros, NULL, NULL));
+    TRY(colo_linear_distill_forward(distill, &batch, &out, &saved.it, kept, work, NULL));
+    TRY(colo_linear_distill_backward(distill, &saved.it, &up, &grads, work, NULL));
+    colo_linear_distill_destroy(&distill);
+    colo_lm_head_destroy(&head);
+    colo_lm_head_destroy(&teacher);
+    SAY("divergence %.3f, d_h %.3f", d[0], d_h[3]);
+    memset(d_w, 0, sizeof d_w);
+    return LEFT_ALONE(saved);
+}
+
+static colo_status_t use_linear_distill_batch(void)
+{
+    return use_linear_distill_config();
+}
+
+static colo_status_t use_linear_distill_out(void)
+{
+    return use_linear_distill_config();
+}
+
+static colo_status_t use_linear_distill_upstream(void)
+{
+    return use_linear_distill_config();
+}
+
+static colo_status_t use_linear_distill_saved(void)
+{
+    return use_linear_distill_config();
+}
+#endif
+
 /* Two tokens of 8 logits */
 static float z[16] = {1, 2, 3, 4}, teacher[16] = {4, 3, 2, 1}, numbers[2], ones[2] = {1, 1};
 static int64_t target[2] = {1, 2};
@@ -515,6 +575,13 @@ static const struct {
     USE(linear_logprob_batch),
     USE(linear_logprob_upstream),
     USE(linear_logprob_saved),
+#ifdef COLO_LINEAR_DISTILL_CONFIG_INIT
+    USE(linear_distill_config),
+    USE(linear_distill_batch),
+    USE(linear_distill_out),
+    USE(linear_distill_upstream),
+    USE(linear_distill_saved),
+#endif
     USE(lm_head_grads),
     USE(loss_mean),
     USE(loss_mean_upstream),

@@ -96,10 +96,11 @@ def main(library, compile_commands, compiler):
         check(sorted(names) == sorted(struct for struct, _ in SIZED.findall(flat())), 'old.c uses other structs:', names)
         for line in wanted:
             check(line.split(': ')[1] == 'COLO_OK' or 'topology' in line and ': COLO_ERR_UNBUILT: ' in line, line)
+        released = set(struct for struct, _ in SIZED.findall(BASELINE.read_text()))
         for which in ('baseline', 'older', 'newer'):
-            check(said(of[which], newer) == wanted, 'the %s program and the newer library:' % which,
+            check(said(of[which], newer) == [line for struct, line in zip(names, wanted) if which != 'baseline' or struct in released], 'the %s program and the newer library:' % which,
                   *said(of[which], newer))
-        check(said(of['baseline'], older) == wanted, 'the baseline program:', *said(of['baseline'], older))
+        check(said(of['baseline'], older) == [line for struct, line in zip(names, wanted) if struct in released], 'the baseline program:', *said(of['baseline'], older))
         for struct, line, served in zip(names, said(of['newer'], older), wanted):
             check('compiled with a newer header' in line or struct not in grown or 'UNBUILT' in served,
                   'the newer program and the older library: ' + line)

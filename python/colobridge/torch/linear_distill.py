@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divergence of a student from a teacher straight from the hidden states of both, a chunk of tokens at a time: neither side's
-logits ever exist as a whole. Each chunk is a call of distill()'s; docs/guides/distillation.md.
+logits ever exist as a whole. linear_distill_plan.py has the C objects that make it; docs/guides/distillation.md.
 
-Two modes, as of linear_nll(). "loss": forward makes the gradients of hidden and of the student's head with 1 as each token's
-upstream gradient, times its weight, and backward multiplies them by one number: three products with the student's head, one with
-the teacher's. "logprob" takes any upstream gradient and makes all logits again in backward, but not their statistics: four and
-two, and no collective for a chunk.
+Two modes, as of linear_nll(). "loss": forward makes the gradients of the student's logits with 1 as each token's upstream
+gradient, times its weight, and backward multiplies by one number: three products with the student's head, one with the
+teacher's. "logprob" takes any upstream gradient and makes all logits again in backward, but not their statistics: four and two,
+and no collective for a chunk.
 """
 from __future__ import annotations
 
-import functools
-import types
-from typing import Any, Literal, NamedTuple, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -19,13 +17,12 @@ from ..comm import Comm
 from ..errors import ArgumentError, FailedError
 from . import placed
 from . import ranks as groups
-from .autocast import autocasts, cast, under
+from .autocast import autocasts, cast
 from .calls import eager
-from .chunks import _rows_of, _sums
 from .functions import Function, saved_tensors
 from .head import FIELDS, PLAIN, Head, Named, columns_of, read
-from .logprob import planned, real_of
-from .losses import DIVERGENCES, _Distill
+from .linear_distill_plan import Run, Side, Tensors, Work, check_gemm
+from .losses import DIVERGENCES
 from .nll import Loss, across, reduced, weights_of
 from .ready import integer, number
 from .tensors import refuse_complex, said, stream_of
@@ -33,227 +30,109 @@ from .types import Divergence, Group, LinearDistillOptions, Reduction
 
 _WHAT, _TEACHER = Named('linear_distill'), Named('linear_distill', hidden='teacher_hidden', weight='teacher_head')
 # Of a Head: what is read of it, in addition to weight and bias, and what only a DTensor's has
-_READ = 'softcap', 'scale', 'tp_group', 'vocab', 'd_hidden', 'lora', 'budget', 'logits_dtype'
+_READ = 'softcap', 'scale', 'tp_group', 'vocab', 'd_hidden', 'lora', 'budget', 'logits_dtype', 'gemm'
 _PLACED = 'grad_reduction',
-_BUDGET = 1 << 30  # bytes of a chunk's logits of both sides
-_FEW, _LEAST, _UNIT = 2048, 256, 128  # tokens of a chunk: below the first, adding to an f32 [V, H] costs more than the product
 
 
-class _Side(NamedTuple):
-    """A head of one call, whole rows of this rank's columns."""
-    softcap: float
-    scale: float
-    temperature: float
-    lora_scale: float
-    wide: bool  # logits in f32 whatever the dtype of hidden, where PyTorch can
+def _sides(hidden: Any, params: Any, teacher: Any, casts: Any) -> tuple[Tensors, Tensors]:
+    """What is multiplied: of one dtype on a side, columns contiguous. A teacher in f64 is f32 for a student that is not."""
+    student = Tensors(*(_columns(cast(t, casts)) for t in (hidden, *params)))
+    return student, _teacher(student, teacher, casts)
 
 
-class _Work(NamedTuple):
-    """What a call is, but for its tensors."""
-    kind: int
-    beta: float
-    sides: tuple[_Side, _Side]
-    step: int
-    comm: Comm
-    tp_group: Any
-    start: int  # this rank's columns of the vocabulary
-    columns: int
-    vocab: int
-    adds: bool  # is d_hidden summed over tp?
+def _teacher(student: Tensors, teacher: Any, casts: Any) -> Tensors:
+    made = [cast(t, casts) for t in (teacher[0], *teacher[1])]
+    if made[0].dtype == torch.float64 != student.hidden.dtype:
+        made = [None if t is None else t.float() for t in made]
+    return Tensors(*map(_columns, made))
 
 
-# weight, bias, A and B of a LoRA; the last three may be None
-Params = tuple[Any, Any, Any, Any]
+def _columns(t: Any) -> Any:
+    """t, whose rows may lie anywhere, but not over each other"""
+    return t if t is None or t.is_contiguous() or t.dim() == 2 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] else t.contiguous()
 
 
-@functools.lru_cache(maxsize=None)
-def _wide(dtype: Any, device: Any) -> bool:
-    """Does this PyTorch multiply 16-bit matrices on this GPU into f32, and add such a product to f32?"""
-    if not (hasattr(torch.ops.aten.mm, 'dtype') and hasattr(torch.ops.aten.addmm, 'dtype_out')):
-        return False
-    a, into = torch.ones(16, 16, dtype=dtype, device=device), torch.ones(16, 16, device=device)
-    try:
-        torch.mm(a, a.t(), out_dtype=torch.float32)
-        _add_product(into, a.t(), a)
-    except (RuntimeError, TypeError):
-        return False
-    return True
+def _to(made: list[Any], of: Any, need: Any) -> tuple[Any, ...]:
+    return tuple(None if d is None or not wanted else d.to(t.dtype) for d, t, wanted in zip(made, of, need))
 
 
-def _add_product(into: Any, a: Any, b: Any) -> None:
-    torch.ops.aten.addmm.dtype_out(into, a, b, torch.float32, out=into)
-
-
-def _makes_f32(t: Any) -> bool:
-    return t.is_cuda and t.dtype in (torch.float16, torch.bfloat16) and _wide(t.dtype, t.device)
-
-
-def _product(h: Any, weight: Any, wide: bool) -> Any:
-    if wide and _makes_f32(h):
-        return torch.mm(h, weight.t(), out_dtype=torch.float32)
-    return h @ weight.t()
-
-
-def _logits(h: Any, params: Params, side: _Side, columns: int) -> Any:
-    """[n, columns] of hidden states [n, H]"""
-    weight, bias, a, b = params
-    z = _product(h, weight[:columns], side.wide)
-    if a is not None:
-        z += side.lora_scale * _product(h @ a.t(), b[:columns], side.wide)
-    if bias is not None:
-        z += bias[:columns]
-    return z
-
-
-def _planned(work: _Work, z: Any, y: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """(logits of both as a plan of distill() reads them, the plan, the mask); it writes the gradient over those of the student."""
-    student, teacher = work.sides
-    if y.dtype not in (z.dtype, torch.float32):
-        y = y.to(real_of(z.dtype))
-    z, y, (plan, _, _, mask) = planned(
-        _WHAT, z, y, ('kl',), work.tp_group, (work.start, None, work.vocab), True,
-        (0, teacher.temperature, teacher.scale, teacher.softcap, work.kind, work.beta, student.temperature, student.softcap,
-         student.scale), _MEMBERS, _Distill, more=mask)
-    return z, y, plan, mask
-
-
-def _gradient(plan: Any, z: Any, y: Any, stats: Any, up: Any) -> Any:
-    """Of z, from what a forward of logits with these values kept, and the upstream gradient of each token"""
-    kept = (z, y, stats) if isinstance(stats, torch.Tensor) else (z, y)
-    return plan.backward(types.SimpleNamespace(ended=False, stats=stats, saved_tensors=kept), [up])
-
-
-_MEMBERS = ('targets', 'target_temperature', 'target_scale', 'target_softcap', 'divergence', 'beta', 'temperature', 'softcap', 'scale')
-
-
-class _Grads:
-    """Of hidden and of the student's head, added up over chunks."""
-
-    def __init__(self, work: _Work, hidden: Any, params: Params, need: tuple[bool, ...]):
-        """need: of hidden, weight, bias, A, B"""
-        self.work = work
-        self.hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format) if need[0] else None
-        self.params = [torch.zeros_like(t, dtype=_sums(t), memory_format=torch.contiguous_format) if wanted and t is not None else None
-                       for t, wanted in zip(params, need[1:])]
-
-    def add(self, rows: slice, h: Any, d: Any, params: Params, side: _Side) -> None:
-        """d: gradient of the chunk's logits"""
-        weight, _, a, b = params
-        d_weight, d_bias, d_a, d_b = self.params
-        n = self.work.columns
-        d, wide = d.to(h.dtype), d
-        if d_bias is not None:
-            d_bias[:n] += wide.sum(0, dtype=d_bias.dtype)
-        if d_weight is not None:
-            into = d_weight[:n]
-            if _makes_f32(d):  # no second [V, H]
-                _add_product(into, d.t(), h)
-            elif into.dtype == d.dtype:
-                into.addmm_(d.t(), h)
-            else:
-                into += d.t() @ h
-        through = None if a is None else side.lora_scale * (d @ b[:n])
-        if d_a is not None:
-            d_a += through.t() @ h
-        if d_b is not None:
-            d_b[:n] += side.lora_scale * (d.t() @ (h @ a.t()))
-        if self.hidden is not None:
-            made = d @ weight[:n]
-            self.hidden[rows] = made if through is None else made + through @ a
-
-
-def _pass(work: _Work, hidden: Any, params: Params, teacher_hidden: Any, teacher: Params, mask: Any, product: Any, up: Any,
-          grads: _Grads | None, kept: list[Any] | None = None) -> Any:
-    """D of all tokens [T], and if @up [T] is not None its gradients into @grads, under the autocast @product. kept: gets what
-    another pass needs, or has it if there is an @up, which then makes gradients alone."""
-    again = kept is not None and up is not None
-    losses = torch.empty(0 if again else len(hidden), dtype=real_of(cast(hidden, product).dtype), device=hidden.device)
-    own: Any = tuple(cast(t, product) for t in params)
-    other: Any = tuple(cast(t, product) for t in teacher)
-    for i, rows in enumerate(_rows_of(hidden, work.step)):
-        h = cast(hidden[rows], product)
-        if grads is not None and mask is not None:
-            h = h.masked_fill((mask[rows] == 0)[:, None], 0)  # what is not read may be NaN, and 0 times that is NaN
-        z, y, plan, part = _planned(work, _logits(h, own, work.sides[0], work.columns),
-                                    _logits(cast(teacher_hidden[rows], product), other, work.sides[1], work.columns),
-                                    None if mask is None else mask[rows])
-        if again:
-            stats = kept[i]  # type: ignore[index]
-        else:
-            (losses[rows],), stats = plan.forward(z, y, work.comm, up is not None or kept is not None, part)
-            if kept is not None:
-                kept.append(stats)
-        if grads is not None:
-            grads.add(rows, h, _gradient(plan, z, y, stats, up[rows]), own, work.sides[0])
-        del z, y
-    return losses
+def _sums(params: Any, casts: Any) -> bool:
+    """Are gradients of weight and bias wanted in another dtype than that of products?"""
+    return any(t is not None and t.dtype != cast(t, casts).dtype for t in params[:2])
 
 
 @Function
-def _Known(ctx: Any, work: _Work, teacher: Any, mask: Any, weights: Any, of: Any, hidden: Any, *params: Any) -> Any:
-    """(.., (mean?, reduce group, a list), hidden, weight, bias, A, B) -> the value, whose gradients are made here; num and den,
-    which have none, go to the list"""
+def _Known(ctx: Any, work: Work, teacher: Any, mask: Any, weights: Any, of: Any, hidden: Any, *params: Any) -> Any:
+    """(.., (mean?, reduce group, a list), hidden, weight, bias, A, B) -> the value, whose gradients begin here; num and den, which
+    have none, go to the list. Where the head is trained, gradients of the logits are kept, and products of them are made in
+    backward, which multiplies by one number in f32; else, and in f64, gradients are made here."""
     mean, group, side = of
-    product, need = autocasts(hidden.device), ctx.needs_input_grad[5:]
-    grads = _Grads(work, hidden, params, need)  # type: ignore[arg-type]
-    up = torch.ones(len(hidden), dtype=real_of(cast(hidden, product).dtype), device=hidden.device) if weights is None else \
-        weights.to(real_of(cast(hidden, product).dtype))
-    losses = _pass(work, hidden, params, *teacher, mask, product, up, grads)  # type: ignore[arg-type]
-    value, num, den = reduced(losses, _count(losses, mask), weights if weights is None else up, mean, group)
+    casts, need = autocasts(hidden.device), ctx.needs_input_grad[5:]
+    sides = _sides(hidden, params, teacher, casts)
+    early = sides[0].weight.dtype != torch.float64 and (need[1] or need[2])
+    run = Run(work, sides, need, early, _sums(params, casts) or not early)
+    up = None if weights is None else weights.to(run.real)
+    with groups.telling(work.comm):
+        if early:
+            losses, kept, shared = run.forward(sides, mask, True, up)
+            ctx.save_for_backward(hidden, *params, mask, kept, shared)
+            ctx.made = []
+        else:
+            losses, ctx.made = run.loss(sides, mask, up)
+    value, num, den = reduced(losses, _count(losses, mask), up, mean, group)
     side += num, den
-    ctx.made, ctx.work, ctx.params = grads, work, (hidden, *params)
+    ctx.of = run, casts, [t if t is None else t.new_empty(0) for t in (hidden, *params)], need
     ctx.factor = torch.where(den > 0, den.reciprocal(), 1.0) if mean else torch.ones_like(den)
     return value
 
 
 @_Known.backward
 def _(ctx: Any, d_value: Any) -> Any:
-    made, by = ctx.made, d_value.double() * ctx.factor
+    (run, casts, of, need), made = ctx.of, ctx.made
+    by = (d_value.double() * ctx.factor).to(run.real).reshape(1)
     if made is None:
         raise FailedError("linear_distill: a second backward of mode \"loss\", which makes the gradients in forward and keeps them "
                           "until the first one; use mode=\"logprob\"")
+    if run.early:
+        *tensors, mask, kept, shared = saved_tensors(ctx, 'linear_distill: hidden or head')
+        student = Tensors(*(_columns(cast(t, casts)) for t in tensors))
+        with groups.telling(run.work.comm):
+            made = run.backward(student, None, mask, by, kept, shared)
+    else:
+        made = [None if d is None else d.mul_(by.to(d.dtype)) for d in made]
     ctx.made = None
-    out = [None if d is None else d.mul_(by.to(d.dtype)) for d in (made.hidden, *made.params)]
-    return None, None, None, None, None, *_finished(ctx.work, out, ctx.params)
+    return None, None, None, None, None, *_to(made, of, need)
 
 
 @Function
-def _Any(ctx: Any, work: _Work, teacher: Any, mask: Any, hidden: Any, *params: Any) -> Any:
+def _Any(ctx: Any, work: Work, teacher: Any, mask: Any, hidden: Any, *params: Any) -> Any:
     """(.., hidden, weight, bias, A, B) -> D of each token"""
-    product, kept = autocasts(hidden.device), [] if any(ctx.needs_input_grad[3:]) else None
-    losses = _pass(work, hidden, params, *teacher, mask, product, None, None, kept)  # type: ignore[arg-type]
-    ctx.of = work, mask, product, kept
-    ctx.save_for_backward(hidden, *params, teacher[0], *teacher[1])
+    casts, need = autocasts(hidden.device), ctx.needs_input_grad[3:]
+    sides = _sides(hidden, params, teacher, casts)
+    run = Run(work, sides, need, False, _sums(params, casts))
+    with groups.telling(work.comm):
+        losses, kept, _ = run.forward(sides, mask, any(need))
+    ctx.of = run, casts, need
+    ctx.save_for_backward(hidden, *params, teacher[0], *teacher[1], mask, kept)
     return losses
 
 
 @_Any.backward
 def _(ctx: Any, up: Any) -> Any:
-    hidden, *rest = saved_tensors(ctx, 'linear_distill: hidden, head, teacher_hidden or teacher_head')
-    work, mask, product, kept = ctx.of
-    params, teacher_hidden, teacher = tuple(rest[:4]), rest[4], tuple(rest[5:])
-    grads = _Grads(work, hidden, params, ctx.needs_input_grad[3:])
-    with groups.telling(work.comm), under(product):
-        _pass(work, hidden, params, teacher_hidden, teacher, mask, product, up.contiguous(), grads, kept)
-    return None, None, None, *_finished(work, [grads.hidden, *grads.params], (hidden, *params))
-
-
-def _finished(work: _Work, made: list[Any], of: Any) -> list[Any]:
-    """Gradients in the dtypes of what they are of; those of hidden and A are sums over the vocabulary's ranks."""
-    hidden, a = made[0], made[3]
-    for d in (hidden if work.adds else None, a if work.comm.size > 1 else None):
-        if d is not None:
-            with groups.telling(work.comm):
-                work.comm.all_reduce(d, stream=stream_of(d.device))
-    return [None if d is None else d.to(t.dtype) for d, t in zip(made, of)]
+    saved = saved_tensors(ctx, 'linear_distill: hidden, head, teacher_hidden or teacher_head')
+    run, casts, need = ctx.of
+    student, teacher = _sides(saved[0], saved[1:5], (saved[5], saved[6:10]), casts)
+    with groups.telling(run.work.comm):
+        made = run.backward(student, teacher, saved[10], up.contiguous(), saved[11], None)
+    return None, None, None, *_to(made, saved[:5], need)
 
 
 def _count(losses: Any, mask: Any) -> Any:
-    return torch.full((), losses.numel(), dtype=torch.int64, device=losses.device) if mask is None else (mask != 0).sum()
+    return torch.full((), losses.numel(), dtype=torch.int64, device=losses.device) if mask is None else mask.sum()
 
 
 def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: float, argument: str) -> tuple[Any, Any, Any, Any, Head]:
-    """(hidden [T, H], this rank's rows of the head, its _Side, tp_group, Head)"""
+    """(hidden [T, H], this rank's rows of the head, its Side, tp_group, Head)"""
     head, weight, bias, tp_group = read(what, given, tp_group)
     is_placed = placed.is_placed(weight) or placed.is_placed(bias)
     for name in FIELDS:
@@ -283,13 +162,14 @@ def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: floa
         if t is not None and autocasts(hidden.device)[0][1] is None and t.dtype != hidden.dtype:
             raise ArgumentError("linear_distill: %s is of %s and %s of %s of %s, expected one dtype" % (
                 what.hidden, hidden.dtype, name, argument, t.dtype))
-    side = _Side(number('linear_distill: softcap', head.softcap or 0.0), number('linear_distill: scale', head.scale), temperature, lora[2],
-                 head.logits_dtype in (None, torch.float32))
+    check_gemm('linear_distill', head.gemm, argument)
+    side = Side(number('linear_distill: softcap', head.softcap or 0.0), number('linear_distill: scale', head.scale), temperature, lora[2],
+                head.logits_dtype in (None, torch.float32), head.gemm)
     return hidden.reshape(-1, hidden.shape[-1]), (weight, bias, *lora[:2]), side, tp_group, head
 
 
-def _tables(comm: Comm, group: Any, rows: tuple[int, int], vocab: tuple[Any, Any]) -> tuple[int, int, int]:
-    """(first column of this rank, its columns, V): the vocabulary that both heads have. Ranks are asked once for each pair of
+def _tables(comm: Comm, group: Any, rows: tuple[int, int], vocab: tuple[Any, Any]) -> tuple[int, int]:
+    """(first column of this rank, V): the vocabulary that both heads have. Ranks are asked once for each pair of
     heads' rows."""
     begins = [(comm.rank * n if at[0] is None else at[0]) for n, at in zip(rows, vocab)]
     asked = (*begins, *(begin + n for begin, n in zip(begins, rows)), *(at[2] or 0 for at in vocab))
@@ -319,8 +199,7 @@ def _tables(comm: Comm, group: Any, rows: tuple[int, int], vocab: tuple[Any, Any
         raise ArgumentError("linear_distill: ranks hold columns %s of head and %s of teacher_head, expected the same; move the rows of a "
                             "frozen teacher with colobridge.torch.reshard_head(weight, columns, group=)" % tuple(
                                 ' '.join('[%d, %d)' % b for b in table) for table in tables))
-    begin, end = tables[0][comm.rank]
-    return begin, end - begin, size
+    return tables[0][comm.rank][0], size
 
 
 @overload
@@ -344,13 +223,15 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
     """distill() of the logits of two models, hidden x weight^T (+ a bias) of each, of which one chunk of tokens exists at a time.
 
     The two differ freely in width, dtype and padding of the vocabulary. The teacher gets no gradient. Both heads may be DTensors, and
-    are gathered once in forward. On a GPU, with a PyTorch whose mm() can, 16-bit hidden states make f32 logits; else logits are
-    of their dtype. Inside of autocast, hidden states and heads are cast as torch.nn.functional.linear() would.
+    are gathered once in forward. 16-bit hidden states make f32 logits, unless a Head's logits_dtype is theirs. Tokens whose mask is
+    0 take no part in products' results, and are not read. Inside of autocast, hidden states and heads are cast as
+    torch.nn.functional.linear() would.
 
     Args:
         hidden: [..., H], the student's, on all ranks of tp_group the same.
         head: [Vl, H], this rank's rows; or a Head with a bias, softcap, scale, vocab, tp_group, lora, d_hidden "all_reduce" or
-            "partial", budget (bytes of a chunk's logits of both sides; 0: 1 GiB), logits_dtype, and if its weight is a DTensor grad_reduction.
+            "partial", budget (bytes of two chunks' logits and one of the teacher's; 0: 768 MiB, of mode "logprob" 1 GiB), logits_dtype,
+            gemm, and if its weight is a DTensor grad_reduction.
         teacher_hidden: [..., H of the teacher], of the same tokens.
         teacher_head: as head.
         kind: as in distill().
@@ -364,8 +245,8 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
         mode: "loss": forward makes the gradients, which backward multiplies by one number and can do once; three products with the
             student's head and one with the teacher's. "logprob" makes logits again in backward, for any upstream gradient: four and
             two. Without gradients they are the same.
-        chunk_size: tokens a chunk, the same on all ranks of tp_group; None: what fits into the budget, and if the Head has none at
-            least 2,048.
+        chunk_size: tokens a chunk, the same on all ranks of tp_group; None: what fits into the budget, and at least 256 (512 of 16-bit
+            logits), in mode "logprob" 1,024.
 
     Returns:
         Loss(loss, num, den) as nll(), or of reduction "none" D [...]. Differentiable in hidden, weight, bias and lora of the
@@ -410,13 +291,13 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
         raise ArgumentError("linear_distill: d_hidden is %r and mask is %s, expected 'all_reduce' or 'partial', and %s or None" % (
             of.d_hidden, said(mask), list(hidden.shape[:-1])))
     refuse_complex('linear_distill', mask)
-    begin, columns, vocab = _tables(comm, tp, (len(params[0]), len(t_params[0])),
-                                    (columns_of(_WHAT, of.vocab), columns_of(_TEACHER, t_of.vocab)))
-    step = _step(chunk_size, of.budget, vocab, comm.size, h)
-    work = _Work(DIVERGENCES.index(kind), number('linear_distill: beta', beta), (student, teacher), step, comm, tp, begin, columns, vocab,
-                 of.d_hidden == 'all_reduce' and comm.size > 1)
+    begin, vocab = _tables(comm, tp, (len(params[0]), len(t_params[0])),
+                           (columns_of(_WHAT, of.vocab), columns_of(_TEACHER, t_of.vocab)))
+    work = Work(_WHAT, DIVERGENCES.index(kind), number('linear_distill: beta', beta), (student, teacher), _chunk(chunk_size), of.budget, comm,
+                begin, vocab, of.d_hidden if comm.size > 1 else 'partial')
     weights = None if mask is None else weights_of('linear_distill', mask)
-    flat, flat_weights = (None if t is None else t.reshape(-1) for t in (mask, weights))
+    flat = None if mask is None else (mask != 0).reshape(-1).to(torch.uint8)
+    flat_weights = None if weights is None else weights.reshape(-1)
     group = across(reduce_group, h.device, 'linear_distill')
     groups.require_apart('linear_distill', comm, 'reduce_group', group)
     trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (h, *params))
@@ -432,16 +313,12 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
     return reduced(losses, _count(losses, flat), None if flat_weights is None else flat_weights.to(losses.dtype), reduction == 'mean', group)
 
 
-def _step(chunk_size: Any, budget: int, vocab: int, ranks: int, hidden: Any) -> int:
-    """Tokens of a chunk, from what all ranks of the vocabulary have alike"""
-    if chunk_size:
-        step = integer('linear_distill: chunk_size', chunk_size)
-        if step < 0:
-            raise ArgumentError("linear_distill: chunk_size is %d, expected a number above 0, or None" % step)
-        return step
-    wide = 8 if hidden.dtype == torch.float64 else 4
-    fits = (budget or _BUDGET) // (2 * wide * max(-(-vocab // ranks), 1))
-    return max(_LEAST if budget else _FEW, fits // _UNIT * _UNIT)
+def _chunk(chunk_size: Any) -> int:
+    """Tokens of a chunk; 0: the library's choice, from what all ranks of the vocabulary have alike"""
+    step = integer('linear_distill: chunk_size', chunk_size or 0)
+    if step < 0:
+        raise ArgumentError("linear_distill: chunk_size is %d, expected a number above 0, or None" % step)
+    return step
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ _TILES = 88 << 20  # bytes of a forward that makes no logits
 _clock = itertools.count()
 
 
-def _moved(t: Any, size: int) -> Any:
+def moved(t: Any, size: int) -> Any:
     """@t, of @size bytes; a copy, if a hook of saved tensors brought it back to a place not aligned"""
     if t.data_ptr() % 256 == 0:
         return t
@@ -430,13 +430,13 @@ class _Ready:
                     setattr(up, name[2:], 0.0 if upstream[i] is None else 1.0)
                 held.append(plan.gradients(self, upstream, 0))
             up.mean = False
-            d_weight = _moved(shared[0], plan.shared) if shared and shared[0] is not None else None
+            d_weight = moved(shared[0], plan.shared) if shared and shared[0] is not None else None
             self.saved.d_weight = None if d_weight is None else d_weight.data_ptr()
             grads = self.gradients(bias, main, d_weight)
             if small is not None:
                 self.saved.memory = (c.addressof(small) + 255) & ~255
             else:
-                kept = _moved(kept, self.kept_size)
+                kept = moved(kept, self.kept_size)
                 self.saved.memory = kept.data_ptr()
             self.saved.valid = True
             self.run(self.run_backward, s.LINEAR_LOGPROB_BACKWARD, self.at_saved, self.at_upstream, self.at_grads)

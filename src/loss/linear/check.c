@@ -16,6 +16,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static colo_status_t check_shard(const colo_logprob_config_t *config,
@@ -46,7 +47,7 @@ static colo_status_t check_segments(const colo_linear_logprob_config_t *config,
     return COLO_OK;
 }
 
-static colo_status_t check_apart(const colo_comm_t *head, const colo_comm_t *group)
+colo_status_t colo_linear_check_apart(const colo_comm_t *head, const colo_comm_t *group)
 {
     const int32_t both = head ? colo_comm_in_both(head, group) : 0;
     COLO_FAIL_IF(both > 1, COLO_ERR_ARG,
@@ -115,7 +116,7 @@ colo_status_t colo_linear_check_config(const colo_linear_logprob_config_t *confi
     COLO_FAIL_IF(own->lora < 0 || own->lora > INT64_MAX / 4096, COLO_ERR_ARG,
                  "linear: lora is %" PRId64 ", expected the rows of A, or 0", own->lora);
     COLO_TRY(check_shard(&own->logprob, head_config, group));
-    COLO_TRY(check_apart(colo_lm_head_group(head), group));
+    COLO_TRY(colo_linear_check_apart(colo_lm_head_group(head), group));
     return check_segments(own, head_config, group);
 }
 
@@ -128,28 +129,29 @@ static colo_status_t check_place(const colo_linear_logprob_t *linear, const colo
     return colo_loss_check_in(tensor, head->mem, head->device, what);
 }
 
-/* [@rows, H] of the head's dtype; @rows < 0: any */
-static colo_status_t check_states(const colo_linear_logprob_t *linear, const colo_tensor_t *tensor,
-                                  const char *what, int64_t rows, bool written)
+colo_status_t colo_linear_check_states(const colo_lm_head_t *of, const colo_tensor_t *tensor,
+                                       const char *what, int64_t rows, bool written)
 {
+    const colo_lm_head_config_t *head = colo_lm_head_config(of);
     COLO_TRY(colo_loss_check_matrix(tensor, what, written));
-    COLO_FAIL_IF(tensor->dtype != linear->dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
-                 colo_dtype_name(tensor->dtype), colo_dtype_name(linear->dtype));
+    COLO_FAIL_IF(tensor->dtype != head->dtype, COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
+                 colo_dtype_name(tensor->dtype), colo_dtype_name(head->dtype));
     COLO_FAIL_IF(
-        tensor->shape[1] != linear->hidden || (rows >= 0 && tensor->shape[0] != rows),
-        COLO_ERR_SHAPE, "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
-        tensor->shape[0], tensor->shape[1], rows >= 0 ? rows : tensor->shape[0], linear->hidden);
-    return check_place(linear, tensor, what);
+        tensor->shape[1] != head->hidden || (rows >= 0 && tensor->shape[0] != rows), COLO_ERR_SHAPE,
+        "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]", what,
+        tensor->shape[0], tensor->shape[1], rows >= 0 ? rows : tensor->shape[0], head->hidden);
+    return colo_loss_check_in(tensor, head->mem, head->device, what);
 }
 
 /* A matrix of a LoRA, or its gradient, of the dtype of sums and contiguous. */
-static colo_status_t check_factor(const colo_linear_logprob_t *linear, const colo_tensor_t *tensor,
-                                  const char *what, int64_t rows, int64_t columns, bool gradient)
+static colo_status_t check_factor(const colo_lm_head_config_t *head, const colo_tensor_t *tensor,
+                                  const char *what, int64_t rank, int64_t rows, int64_t columns,
+                                  bool gradient)
 {
-    const colo_dtype_t sums = linear->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
-                       dtype = gradient ? sums : linear->dtype;
-    COLO_FAIL_IF(!tensor, COLO_ERR_ARG, "linear: %s is NULL, config.lora is %" PRId64, what,
-                 linear->config.lora);
+    const colo_dtype_t sums = head->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
+                       dtype = gradient ? sums : head->dtype;
+    COLO_FAIL_IF(!tensor, COLO_ERR_ARG, "linear: %s is NULL, config.%slora is %" PRId64, what,
+                 strncmp(what, "teacher_", 8) == 0 ? "teacher_" : "", rank);
     COLO_TRY(colo_loss_check_matrix(tensor, what, gradient));
     COLO_FAIL_IF(tensor->dtype != dtype, COLO_ERR_ARG, "%s: dtype %s, expected %s", what,
                  colo_dtype_name(tensor->dtype), colo_dtype_name(dtype));
@@ -160,19 +162,23 @@ static colo_status_t check_factor(const colo_linear_logprob_t *linear, const col
                  " elements apart, expected [%" PRId64 ", %" PRId64 "]%s",
                  what, tensor->shape[0], tensor->shape[1], tensor->stride[0], rows, columns,
                  gradient ? ", contiguous" : "");
-    return check_place(linear, tensor, what);
+    return colo_loss_check_in(tensor, head->mem, head->device, what);
 }
 
-static colo_status_t check_lora(const colo_linear_logprob_t *linear, const colo_lora_t *lora)
+colo_status_t colo_linear_check_lora(const colo_lm_head_t *of, int64_t rank,
+                                     const colo_lora_t *lora, const char *what)
 {
-    const int64_t rank = linear->config.lora;
+    const colo_lm_head_config_t *head = colo_lm_head_config(of);
+    char a[32], b[32];
     COLO_FAIL_IF(!lora != (rank == 0), COLO_ERR_ARG,
-                 "linear: batch.lora is %s, config.lora is %" PRId64, lora ? "given" : "NULL",
-                 rank);
+                 "linear: batch.%s is %s, config.%s is %" PRId64, what, lora ? "given" : "NULL",
+                 what, rank);
     if (!lora)
         return COLO_OK;
-    COLO_TRY(check_factor(linear, lora->a, "lora.a", rank, linear->hidden, false));
-    return check_factor(linear, lora->b, "lora.b", linear->columns, rank, false);
+    snprintf(a, sizeof a, "%s.a", what);
+    snprintf(b, sizeof b, "%s.b", what);
+    COLO_TRY(check_factor(head, lora->a, a, rank, rank, head->hidden, false));
+    return check_factor(head, lora->b, b, rank, head->rows, rank, false);
 }
 
 static colo_status_t check_count(const colo_linear_logprob_t *linear,
@@ -202,7 +208,7 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
                              "COLO_LINEAR_LOGPROB_BATCH_INIT"));
     COLO_FAIL_IF(!batch->hidden || !batch->targets, COLO_ERR_ARG, "linear: %s is NULL",
                  !batch->hidden ? "hidden" : "targets");
-    COLO_TRY(check_states(linear, batch->hidden, "hidden", -1, false));
+    COLO_TRY(colo_linear_check_states(linear->head, batch->hidden, "hidden", -1, false));
     COLO_TRY(colo_loss_check_line(batch->targets, "targets", COLO_I64, batch->hidden->shape[0],
                                   " as the rows of hidden"));
     COLO_TRY(check_place(linear, batch->targets, "targets"));
@@ -211,7 +217,7 @@ colo_status_t colo_linear_check_batch(const colo_linear_logprob_t *linear,
         colo_loss_check_class_weight(batch->class_weight, config, linear->columns, batch->hidden));
     COLO_TRY(
         colo_loss_check_temperature(batch->temperature, config, batch->targets, batch->hidden));
-    COLO_TRY(check_lora(linear, batch->lora));
+    COLO_TRY(colo_linear_check_lora(linear->head, linear->config.lora, batch->lora, "lora"));
     return check_count(linear, batch);
 }
 
@@ -270,7 +276,8 @@ static colo_status_t check_d_hidden(const colo_linear_logprob_t *linear,
     const bool scatter = linear->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
     COLO_FAIL_IF(scatter && tokens % ranks, COLO_ERR_SHAPE,
                  "d_hidden: %" PRId64 " tokens do not split over %" PRId64 " ranks", tokens, ranks);
-    COLO_TRY(check_states(linear, d_hidden, "d_hidden", scatter ? tokens / ranks : tokens, true));
+    COLO_TRY(colo_linear_check_states(linear->head, d_hidden, "d_hidden",
+                                      scatter ? tokens / ranks : tokens, true));
     COLO_FAIL_IF(linear->config.d_hidden != COLO_D_HIDDEN_PARTIAL &&
                      !colo_tensor_is_contiguous(d_hidden),
                  COLO_ERR_SHAPE,
@@ -287,6 +294,7 @@ colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
                                       const colo_tensor_t *hidden)
 {
     const colo_linear_logprob_config_t *config = &linear->config;
+    const colo_lm_head_config_t *head = colo_lm_head_config(linear->head);
     COLO_TRY(COLO_SIZED_CHECK(grads, d_bias, "linear: grads", "COLO_LINEAR_LOGPROB_GRADS_INIT"));
     COLO_FAIL_IF(config->frozen_hidden != !grads->d_hidden, COLO_ERR_ARG,
                  "linear: d_hidden is %s, config.frozen_hidden is %s",
@@ -302,10 +310,10 @@ colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
     if (config->lora > 0 && !config->frozen_lora) {
         COLO_TRY(
             COLO_SIZED_CHECK(grads, d_lora_b, "linear: grads", "COLO_LINEAR_LOGPROB_GRADS_INIT"));
-        COLO_TRY(
-            check_factor(linear, grads->d_lora_a, "d_lora_a", config->lora, linear->hidden, true));
-        COLO_TRY(
-            check_factor(linear, grads->d_lora_b, "d_lora_b", linear->columns, config->lora, true));
+        COLO_TRY(check_factor(head, grads->d_lora_a, "d_lora_a", config->lora, config->lora,
+                              linear->hidden, true));
+        COLO_TRY(check_factor(head, grads->d_lora_b, "d_lora_b", config->lora, linear->columns,
+                              config->lora, true));
     }
     return grads->d_hidden ? check_d_hidden(linear, grads->d_hidden, hidden) : COLO_OK;
 }
@@ -337,6 +345,19 @@ colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
                  "the head was written between forward and backward: version %" PRIu64
                  ", saved at %" PRIu64,
                  weight, saved->weight_version);
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_check_shared(const struct colo_linear_size *size,
+                                       const colo_linear_logprob_grads_t *grads,
+                                       const void *d_weight)
+{
+    COLO_FAIL_IF(colo_linear_shares(size) && (grads->d_weight->data != d_weight ||
+                                              !colo_tensor_is_contiguous(grads->d_weight)),
+                 COLO_ERR_ARG,
+                 "d_weight: at %p, rows %" PRId64 " elements apart, expected saved.d_weight, "
+                 "%p, without gaps: it holds gradients of logits",
+                 grads->d_weight->data, grads->d_weight->stride[0], d_weight);
     return COLO_OK;
 }
 

@@ -24,57 +24,23 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
                                          colo_lm_head_t *head, colo_comm_t *group)
 {
     COLO_RANGE();
-    colo_status_t st;
-    colo_linear_logprob_config_t own;
     COLO_FAIL_IF(!linear, COLO_ERR_ARG, "linear: linear is NULL");
-    COLO_FAIL_IF(!group, COLO_ERR_ARG,
-                 "linear: group is NULL; colo_comm_create_self() makes one "
-                 "of one rank");
-    COLO_TRY(colo_linear_check_config(config, head, group, &own));
-    const colo_lm_head_config_t *head_config = colo_lm_head_config(head);
     colo_linear_logprob_t *made = calloc(1, sizeof *made);
     COLO_FAIL_IF(!made, COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *made);
-    *made = (colo_linear_logprob_t){
-        .config = own,
-        .head = head,
-        .group = group,
-        .dtype = head_config->dtype,
-        .stat_dtype = colo_logprob_stat_dtype(head_config->dtype),
-        .columns = head_config->rows,
-        .hidden = head_config->hidden,
-        .has_bias = head_config->has_bias,
-    };
-    const struct colo_linear_shape shape = {
-        .device = head_config->device,
-        .dtype = head_config->dtype,
-        .logits_dtype = own.logits_dtype,
-        .sum_dtype = head_config->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
-        .columns = own.logprob.segment > 0 ? own.logprob.segment : head_config->rows,
-        .hidden = head_config->hidden,
-        .pinned = own.logprob.segment > 0,
-        .gemm = head_config->gemm,
-    };
-    COLO_TRY_GOTO(st, colo_device_for(head_config->mem, &made->device), fail);
-    COLO_TRY_GOTO(st, colo_loss_kernels_for(head_config->mem, &made->kernels), fail);
-    COLO_TRY_GOTO(st, made->device->stream_create(COLO_LINEAR_EVENTS, &made->aux), fail);
-    COLO_TRY_GOTO(st, made->kernels->gemm->create(&shape, &made->gemm), fail);
-    *linear = made;
-    return COLO_OK;
-fail:
-    colo_linear_logprob_destroy(&made);
+    const colo_status_t st = colo_linear_open(made, config, head, group);
+    if (st == COLO_OK)
+        *linear = made;
+    else
+        free(made);
     return st;
 }
 
 void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
 {
-    colo_linear_logprob_t *object = linear ? *linear : NULL;
-    if (!object)
+    if (!linear || !*linear)
         return;
-    if (object->gemm)
-        object->kernels->gemm->destroy(object->gemm);
-    if (object->device)
-        object->device->stream_destroy(object->aux);
-    free(object);
+    colo_linear_close(*linear);
+    free(*linear);
     *linear = NULL;
 }
 
@@ -185,9 +151,12 @@ static colo_status_t forward(const colo_linear_logprob_t *linear,
     colo_lm_head_bound(linear->head, &made.weight_version);
     colo_linear_place_saved(&call, saved_memory, &offsets);
     call.shared = made.d_weight;
-    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets,
-                                              &made.support, made.class_weight.data,
-                                              batch->lora,   colo_loss_address(batch->temperature)};
+    const struct colo_linear_tokens tokens = {.hidden = batch->hidden,
+                                              .targets = batch->targets,
+                                              .support = &made.support,
+                                              .class_weight = made.class_weight.data,
+                                              .lora = batch->lora,
+                                              .temperature = colo_loss_address(batch->temperature)};
     COLO_TRY(colo_linear_run(&call, &tokens, call.size.makes_d_logits ? &up : NULL));
     return saved ? COLO_SIZED_WRITE(saved, &made, saved_what, saved_init) : COLO_OK;
 }
@@ -231,12 +200,7 @@ check_backward(struct colo_linear_call *call, const colo_linear_logprob_saved_t 
     COLO_TRY(colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes));
     COLO_TRY(colo_linear_place_grads(call, grads));
     COLO_TRY(colo_linear_set_saved(linear, &call->size, offsets));
-    COLO_FAIL_IF(colo_linear_shares(&call->size) && (grads->d_weight->data != saved->d_weight ||
-                                                     !colo_tensor_is_contiguous(grads->d_weight)),
-                 COLO_ERR_ARG,
-                 "d_weight: at %p, rows %" PRId64 " elements apart, expected saved.d_weight, "
-                 "%p, without gaps: it holds gradients of logits",
-                 grads->d_weight->data, grads->d_weight->stride[0], saved->d_weight);
+    COLO_TRY(colo_linear_check_shared(&call->size, grads, saved->d_weight));
     return colo_linear_check_memory(saved->memory, "saved memory", offsets->bytes);
 }
 
@@ -261,10 +225,12 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
     const bool weighs = linear->config.logprob.has_class_weight;
     const bool narrow = linear->config.lora > 0;
     const colo_lora_t lora = {&saved->lora_a, &saved->lora_b, narrow ? saved->lora_scale : 0};
-    const struct colo_linear_tokens tokens = {
-        &saved->hidden,        &saved->targets,
-        &saved->support,       weighs ? saved->class_weight.data : NULL,
-        narrow ? &lora : NULL, NULL};
+    const struct colo_linear_tokens tokens = {.hidden = &saved->hidden,
+                                              .targets = &saved->targets,
+                                              .support = &saved->support,
+                                              .class_weight =
+                                                  weighs ? saved->class_weight.data : NULL,
+                                              .lora = narrow ? &lora : NULL};
     COLO_TRY(colo_linear_run(&call, &tokens, &up));
     if ((call.size.keeps && call.size.in_place) || colo_linear_shares(&call.size))
         saved->valid = false;
@@ -293,8 +259,12 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
     COLO_TRY(colo_linear_ready(linear, &call.size, "linear logprob loss", st));
     const colo_support_saved_t support = colo_loss_save_support(batch->support);
     colo_linear_place_saved(&call, NULL, &colo_linear_nowhere);
-    const struct colo_linear_tokens tokens = {batch->hidden, batch->targets,
-                                              &support,      colo_loss_address(batch->class_weight),
-                                              batch->lora,   colo_loss_address(batch->temperature)};
+    const struct colo_linear_tokens tokens = {.hidden = batch->hidden,
+                                              .targets = batch->targets,
+                                              .support = &support,
+                                              .class_weight =
+                                                  colo_loss_address(batch->class_weight),
+                                              .lora = batch->lora,
+                                              .temperature = colo_loss_address(batch->temperature)};
     return colo_linear_run(&call, &tokens, &up);
 }

@@ -119,7 +119,12 @@ static void make_header(struct colo_linear_call *call)
     struct colo_logprob_args *args = &call->args;
     const bool compares =
         colo_lm_head_config(call->linear->head)->mem == COLO_MEM_HOST && !colo_logprob_alone(args);
-    colo_logprob_set_header(args, colo_logprob_hash_config(&args->config, args->dtype),
+    struct colo_distill_args d = call->distill;
+    d.base = *args;
+    colo_logprob_set_header(args,
+                            call->linear->teacher
+                                ? colo_distill_hash_config(&d.base)
+                                : colo_logprob_hash_config(&args->config, args->dtype),
                             compares ? colo_logprob_hash_targets(args) : 0);
     args->header.sums =
         (colo_linear_sums(call->linear, call->size.pass) ? COLO_SUMS_HIDDEN : 0) |
@@ -132,10 +137,26 @@ static struct colo_linear_matrix matrix_of(const colo_tensor_t *tensor)
     return (struct colo_linear_matrix){tensor->data, tensor->stride[0], tensor->dtype};
 }
 
+static void begin_teacher(struct colo_linear_call *call, const struct colo_linear_tokens *tokens)
+{
+    const struct colo_linear_teacher *teacher = call->linear->teacher;
+    call->distill =
+        (struct colo_distill_args){.base = call->args, .target_dtype = teacher->logits_dtype};
+    colo_distill_fill(&teacher->config, &call->distill);
+    (void)colo_distill_lay_out(&call->distill, call->size.block_rows); /* it fits */
+    if (tokens->teacher_hidden)
+        call->teacher.hidden = matrix_of(tokens->teacher_hidden);
+    if (tokens->teacher_lora) {
+        call->teacher.lora_a = matrix_of(tokens->teacher_lora->a);
+        call->teacher.lora_b = matrix_of(tokens->teacher_lora->b);
+        call->teacher.lora_scale = tokens->teacher_lora->scale;
+    }
+}
+
 colo_status_t colo_linear_begin(struct colo_linear_call *call,
                                 const struct colo_linear_tokens *tokens)
 {
-    const colo_tensor_t *targets = tokens->targets;
+    const colo_tensor_t *targets = tokens->targets, *mask = tokens->mask;
     const colo_linear_logprob_t *linear = call->linear;
     const colo_logprob_config_t *config = &linear->config.logprob;
     call->aux = linear->device->stream_of(linear->aux);
@@ -148,10 +169,12 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call,
     call->rows = (struct colo_linear_rows){
         .tokens = call->size.tokens,
         .rows = call->size.rows,
-        .targets = targets->data,
-        .target_stride = targets->stride[0],
+        .targets = targets ? targets->data : NULL,
+        .target_stride = targets ? targets->stride[0] : 0,
+        .mask = mask ? mask->data : NULL,
+        .mask_stride = mask ? mask->stride[0] : 0,
         .ignore_index = config->ignore_index,
-        .vocab = config->logits.vocab,
+        .vocab = targets ? config->logits.vocab : 2, /* of a mask: 0 or 1 */
         .row_of = colo_linear_place(call->workspace, call->memory.row_of),
         .token_of = colo_linear_place(call->workspace, call->memory.token_of),
         .row_targets = colo_linear_place(call->workspace, call->memory.row_targets),
@@ -162,13 +185,17 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call,
     colo_tensor_t packed = colo_tensor_host(call->rows.row_targets, COLO_I64, 1, shape);
     call->args = colo_logprob_make_args(config, &logits, &packed);
     call->args.saved = call->stats;
-    call->args.support = colo_loss_support(tokens->support);
-    call->args.support.token_of = call->rows.token_of;
+    if (tokens->support) {
+        call->args.support = colo_loss_support(tokens->support);
+        call->args.support.token_of = call->rows.token_of;
+    }
     call->args.class_weight = tokens->class_weight;
     call->args.temperature = tokens->temperature;
     call->args.row_stride = call->size.z_stride;
     call->args.d_dtype = linear->dtype;
     call->true_columns = call->args.true_columns;
+    if (linear->teacher)
+        begin_teacher(call, tokens);
     colo_logprob_set_ranks(&call->args, linear->group);
     call->args.blocks = colo_linear_place(call->workspace, call->memory.blocks);
     call->args.block = call->size.block;
@@ -189,6 +216,19 @@ colo_status_t colo_linear_begin(struct colo_linear_call *call,
     return COLO_OK;
 }
 
+/* A gathered bias is a column of the gathered head: where there is a place for it, it goes there.
+ */
+static colo_status_t take_bias(const struct colo_linear_call *call, const colo_tensor_t *b,
+                               int64_t columns, int64_t place, void **bias)
+{
+    if (place < 0)
+        return COLO_OK;
+    const colo_box_t to = colo_box_rows(colo_linear_place(call->workspace, place), columns, 1, 1),
+                     from = colo_box_rows(b->data, columns, 1, b->stride[0]);
+    *bias = to.data;
+    return call->linear->device->box_copy(&to, &from, colo_dtype_size(b->dtype), call->main);
+}
+
 static colo_status_t take_head(struct colo_linear_call *call)
 {
     const colo_linear_logprob_t *linear = call->linear;
@@ -197,14 +237,17 @@ static colo_status_t take_head(struct colo_linear_call *call)
     call->weight = (struct colo_linear_matrix){w.data, w.stride[0], w.dtype};
     call->bias = linear->has_bias ? b.data : NULL;
     call->reduces = call->size.reduces && !call->args.support.begin && colo_linear_is_tiled(&w);
-    if (call->memory.bias < 0)
-        return COLO_OK;
-    /* a gathered bias is a column of the gathered head */
-    const colo_box_t to = colo_box_rows(colo_linear_place(call->workspace, call->memory.bias),
-                                        linear->columns, 1, 1),
-                     from = colo_box_rows(b.data, linear->columns, 1, b.stride[0]);
-    call->bias = to.data;
-    return linear->device->box_copy(&to, &from, colo_dtype_size(linear->dtype), call->main);
+    return take_bias(call, &b, linear->columns, call->memory.bias, &call->bias);
+}
+
+static colo_status_t take_teacher(struct colo_linear_call *call)
+{
+    const struct colo_linear_teacher *teacher = call->linear->teacher;
+    colo_tensor_t w, b;
+    COLO_TRY(colo_lm_head_acquire(teacher->head, call->main, &w, &b));
+    call->teacher.weight = matrix_of(&w);
+    call->teacher.bias = teacher->has_bias ? b.data : NULL;
+    return take_bias(call, &b, teacher->columns, call->memory.teacher_bias, &call->teacher.bias);
 }
 
 /* ---- the pipeline ---- */
@@ -344,20 +387,151 @@ static colo_status_t make_logits(struct colo_linear_call *call, int64_t unit)
     return call->linear->config.lora > 0 ? multiply_all(call, more, unit) : COLO_OK;
 }
 
+/* ---- a teacher's logits, and what is made of both ---- */
+
+/* A product of the unit's rows with the teacher's head. */
+static colo_status_t multiply_teacher(const struct colo_linear_call *call,
+                                      struct colo_linear_gemm *gemm)
+{
+    gemm->product = COLO_LINEAR_LOGITS;
+    gemm->rows = call->args.hi - call->args.lo;
+    gemm->workspace = colo_linear_place(call->workspace, call->memory.gemm);
+    gemm->first = call->args.lo; /* as multiply() */
+    return call->linear->kernels->gemm->run(call->linear->teacher->gemm, gemm, call->main);
+}
+
+/* Of the unit's columns that its head has. Behind the other product, so that this one alone waits
+ * for the auxiliary stream to have read what was in the one buffer. */
+static colo_status_t make_teacher(struct colo_linear_call *call, int64_t unit)
+{
+    const struct colo_linear_teacher *teacher = call->linear->teacher;
+    const int64_t first = column_of(call, unit), left = teacher->columns - first,
+                  columns = left < 0                    ? 0
+                            : left < call->args.columns ? left
+                                                        : call->args.columns;
+    const struct colo_linear_matrix *w = &call->teacher.weight, *b = &call->teacher.lora_b;
+    const struct colo_linear_matrix h = {colo_linear_place(call->workspace, call->memory.teacher_h),
+                                         teacher->hidden, teacher->dtype},
+                                    u = {colo_linear_place(call->workspace, call->memory.teacher_u),
+                                         call->size.teacher_u_stride, teacher->dtype},
+                                    y = {colo_linear_place(call->workspace, call->memory.y),
+                                         call->size.y_stride, teacher->logits_dtype};
+    const struct colo_linear_move move = {&call->rows,     call->args.lo,        call->args.hi,
+                                          teacher->hidden, call->teacher.hidden, h.data};
+    struct colo_linear_gemm narrow = {.columns = teacher->lora,
+                                      .hidden = teacher->hidden,
+                                      .h = h,
+                                      .w = call->teacher.lora_a,
+                                      .z = u,
+                                      .factor = call->teacher.lora_scale},
+                            gemm = {.columns = columns,
+                                    .hidden = teacher->hidden,
+                                    .h = h,
+                                    .w = {colo_linear_element(w->data, w->dtype, first * w->stride),
+                                          w->stride, w->dtype},
+                                    .z = y,
+                                    .bias = colo_linear_element(call->teacher.bias, teacher->dtype,
+                                                                first),
+                                    .factor = 1},
+                            more = {.columns = columns,
+                                    .hidden = teacher->lora,
+                                    .h = u,
+                                    .w = {colo_linear_element(b->data, b->dtype, first * b->stride),
+                                          b->stride, b->dtype},
+                                    .z = y,
+                                    .beta = 1,
+                                    .factor = 1};
+    if (unit >= 1)
+        COLO_TRY(wait_for(call, COLO_EVENT_WORK + (unit - 1) % 2, call->main));
+    if (unit % call->size.blocks == 0) {
+        COLO_TRY(call->linear->kernels->rows_gather(&move, call->main));
+        if (teacher->lora > 0)
+            COLO_TRY(multiply_teacher(call, &narrow));
+    }
+    COLO_TRY(multiply_teacher(call, &gemm));
+    return teacher->lora > 0 ? multiply_teacher(call, &more) : COLO_OK;
+}
+
+/* Rows of args as the kernels of a distillation have them, from 0 on. A row's mask is the first
+ * byte of its target, which is 1, or 0 without a token. */
+static struct colo_distill_args distill_of(const struct colo_linear_call *call)
+{
+    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a mask is the first byte of an i64");
+    const struct colo_logprob_args *args = &call->args;
+    const int64_t ahead = (args->lo - args->block_lo) * (int64_t)colo_dtype_size(args->stat_dtype);
+    struct colo_distill_args d = call->distill;
+    int64_t *const offsets[] = {&d.mx, &d.sx, &d.mv, &d.sv, &d.c, &d.d, &d.e, &d.g};
+    d.base = *args;
+    d.base.tokens = args->hi - args->lo;
+    d.targets = colo_linear_place(call->workspace, call->memory.y);
+    d.target_row_stride = call->size.y_stride;
+    d.mask = (const uint8_t *)(call->rows.row_targets + args->lo);
+    d.mask_stride = sizeof *call->rows.row_targets;
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++)
+        *offsets[i] += ahead;
+    d.sums = (double *)(void *)args->blocks;
+    d.out.kl = colo_linear_element(args->out.loss, args->stat_dtype, args->lo);
+    d.saved = args->saved ? args->saved + args->lo : NULL;
+    d.saved_stride = args->tokens;
+    d.upstream.d_kl =
+        colo_linear_element((void *)(uintptr_t)args->upstream.d_loss, args->stat_dtype, args->lo);
+    return d;
+}
+
+static colo_status_t make_stats(const struct colo_linear_call *call)
+{
+    const struct colo_distill_args d = distill_of(call);
+    return call->linear->teacher ? call->linear->kernels->distill_stats(&d, call->aux)
+                                 : call->linear->kernels->logprob_stats(&call->args, call->aux);
+}
+
+/* Of rows whose blocks are those of all ranks. */
+static colo_status_t merge(const struct colo_linear_call *call)
+{
+    const colo_loss_kernels_t *kernels = call->linear->kernels;
+    const struct colo_distill_args d = distill_of(call);
+    const int64_t sums = d.base.tokens * COLO_DISTILL_SUMS;
+    if (!call->linear->teacher)
+        return kernels->logprob_merge(&call->args, call->aux);
+    COLO_TRY(kernels->distill_merge(&d, call->aux));
+    if (!colo_distill_twice(&d))
+        return COLO_OK;
+    COLO_TRY(kernels->distill_pairs(&d, call->aux));
+    if (!colo_logprob_alone(&d.base))
+        COLO_TRY(colo_comm_all_gather_for(call->linear->group, COLO_CATEGORY_LOSS,
+                                          d.sums + d.base.rank * sums, d.sums, sums, COLO_F64,
+                                          call->aux));
+    return kernels->distill_finish(&d, call->aux);
+}
+
 static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 {
-    const struct colo_logprob_args *args = &call->args;
-    const struct colo_loss_comparison comparison =
-        colo_loss_make_comparison("linear", colo_logprob_describe, args);
-    return colo_loss_gather(call->linear->group, args, unit == 0 ? &comparison : NULL,
+    const struct colo_distill_args d = distill_of(call);
+    struct colo_loss_comparison comparison =
+        colo_loss_make_comparison("linear", colo_logprob_describe, &call->args);
+    if (call->linear->teacher) {
+        comparison = colo_loss_make_comparison("linear distill", colo_distill_describe, &d.base);
+        comparison.m = d.mx;
+        comparison.s = d.sx;
+        comparison.targets = NULL;
+    }
+    return colo_loss_gather(call->linear->group, comparison.of, unit == 0 ? &comparison : NULL,
                             colo_lm_head_config(call->linear->head)->mem, call->aux);
+}
+
+static colo_status_t make_gradient(const struct colo_linear_call *call, int64_t first)
+{
+    struct colo_distill_args d = distill_of(call);
+    d.targets = colo_linear_element((void *)(uintptr_t)d.targets, d.target_dtype, first);
+    return call->linear->teacher ? call->linear->kernels->distill_grad(&d, call->aux)
+                                 : call->linear->kernels->logprob_grad(&call->args, call->aux);
 }
 
 /* The unit's d_logits; shared ones part by part. */
 static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t unit)
 {
     if (!call->size.shared)
-        return call->linear->kernels->logprob_grad(&call->args, call->aux);
+        return make_gradient(call, 0);
     for (int32_t i = 0; i < call->size.parts; i++) {
         const struct colo_linear_part *part = &call->size.part[i];
         set_columns(call, part->first, part[1].first);
@@ -365,7 +539,7 @@ static colo_status_t make_d_logits(struct colo_linear_call *call, int64_t unit)
                                                 call->linear->config.logits_dtype, part->first);
         call->args.d_logits = part_at(call, i, unit);
         call->args.d_row_stride = part->stride;
-        COLO_TRY(call->linear->kernels->logprob_grad(&call->args, call->aux));
+        COLO_TRY(make_gradient(call, part->first));
     }
     return COLO_OK;
 }
@@ -688,24 +862,25 @@ static colo_status_t begin_unit(struct colo_linear_call *call, int64_t unit)
         COLO_TRY(take_rows(call, unit));
     if (call->size.makes_logits)
         COLO_TRY(make_logits(call, unit));
+    if (call->size.makes_logits && call->linear->teacher)
+        COLO_TRY(make_teacher(call, unit));
     return record(call, COLO_EVENT_LOGITS + unit % 2, call->main);
 }
 
 /* On the auxiliary stream: what the pass makes of a unit's logits. */
 static colo_status_t work_on(struct colo_linear_call *call, int64_t unit)
 {
-    const colo_loss_kernels_t *kernels = call->linear->kernels;
     const bool fore = call->size.pass != COLO_LINEAR_LOGPROB_BACKWARD,
                alone = colo_logprob_alone(&call->args), each = call->size.piecewise || alone;
     set_unit(call, unit);
     call->args.block_lo = each ? call->args.lo : 0;
     COLO_TRY(wait_for(call, COLO_EVENT_LOGITS + unit % 2, call->aux));
     if (fore)
-        COLO_TRY(kernels->logprob_stats(&call->args, call->aux));
+        COLO_TRY(make_stats(call));
     if (call->size.piecewise && !alone)
         COLO_TRY(gather_blocks(call, unit));
     if (fore && each)
-        COLO_TRY(kernels->logprob_merge(&call->args, call->aux));
+        COLO_TRY(merge(call));
     if (call->size.joined > 1 && unit % call->size.joined == 0) {
         COLO_TRY(record(call, COLO_EVENT_MAIN, call->main)); /* products have read what was there */
         COLO_TRY(wait_for(call, COLO_EVENT_MAIN, call->aux));
@@ -745,7 +920,7 @@ static colo_status_t finish(struct colo_linear_call *call)
     const bool forward = call->size.pass != COLO_LINEAR_LOGPROB_BACKWARD;
     if (forward && !call->size.piecewise && !colo_logprob_alone(&call->args)) {
         COLO_TRY(gather_blocks(call, 0));
-        COLO_TRY(linear->kernels->logprob_merge(&call->args, call->aux));
+        COLO_TRY(merge(call));
     }
     if (forward)
         COLO_TRY(linear->kernels->rows_scatter(
@@ -758,6 +933,8 @@ static colo_status_t finish(struct colo_linear_call *call)
     COLO_TRY(colo_comm_host_barrier(linear->group, "lm_head"));
     if (call->size.takes_head)
         COLO_TRY(colo_lm_head_release(linear->head, call->main));
+    if (linear->teacher && call->size.makes_logits)
+        COLO_TRY(colo_lm_head_release(linear->teacher->head, call->main));
     return call->size.makes_d_weight
                ? colo_lm_head_reduce_sums(linear->head, &call->head_grads, call->size.once,
                                           colo_linear_place(call->workspace, call->memory.reduce),
@@ -771,6 +948,8 @@ colo_status_t colo_linear_pipeline(struct colo_linear_call *call)
     const int64_t units = size->chunks * size->blocks;
     if (size->takes_head)
         COLO_TRY(take_head(call));
+    if (size->makes_logits && call->linear->teacher)
+        COLO_TRY(take_teacher(call));
     for (int64_t unit = 0; unit <= units; unit++) {
         const bool due = colo_linear_makes_grads(size) && unit > 0 &&
                          (unit % size->joined == 0 || unit == units);

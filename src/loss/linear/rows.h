@@ -30,7 +30,8 @@ struct colo_linear_rows {
     const int64_t *targets;
     int64_t target_stride;
     int64_t ignore_index, vocab;
-    /* without targets, u8 [T], NULL: all count. A token's target is 1, or ignore_index where this is 0 */
+    /* without targets, u8 [T], NULL: all count. A token's target is 1, or ignore_index where this
+     * is 0 */
     const uint8_t *mask;
     int64_t mask_stride;
     int64_t *row_of;      /* [T]: row of a token; -1: ignored; -2: dropped, no row was left */

@@ -15,6 +15,68 @@
 #include <math.h>
 #include <stdio.h>
 
+/* ---- the object ---- */
+
+colo_status_t colo_linear_open_products(const colo_lm_head_t *head, colo_dtype_t logits,
+                                        int64_t segment, void **made)
+{
+    const colo_lm_head_config_t *config = colo_lm_head_config(head);
+    const colo_loss_kernels_t *kernels;
+    const struct colo_linear_shape shape = {
+        .device = config->device,
+        .dtype = config->dtype,
+        .logits_dtype = logits,
+        .sum_dtype = config->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
+        .columns = segment > 0 ? segment : config->rows,
+        .hidden = config->hidden,
+        .pinned = segment > 0,
+        .gemm = config->gemm,
+    };
+    COLO_TRY(colo_loss_kernels_for(config->mem, &kernels));
+    return kernels->gemm->create(&shape, made);
+}
+
+colo_status_t colo_linear_open(colo_linear_logprob_t *linear,
+                               const colo_linear_logprob_config_t *config, colo_lm_head_t *head,
+                               colo_comm_t *group)
+{
+    colo_status_t st;
+    colo_linear_logprob_config_t own;
+    COLO_FAIL_IF(!group, COLO_ERR_ARG,
+                 "linear: group is NULL; colo_comm_create_self() makes one "
+                 "of one rank");
+    COLO_TRY(colo_linear_check_config(config, head, group, &own));
+    const colo_lm_head_config_t *head_config = colo_lm_head_config(head);
+    *linear = (colo_linear_logprob_t){
+        .config = own,
+        .head = head,
+        .group = group,
+        .dtype = head_config->dtype,
+        .stat_dtype = colo_logprob_stat_dtype(head_config->dtype),
+        .columns = head_config->rows,
+        .hidden = head_config->hidden,
+        .has_bias = head_config->has_bias,
+    };
+    COLO_TRY_GOTO(st, colo_device_for(head_config->mem, &linear->device), fail);
+    COLO_TRY_GOTO(st, colo_loss_kernels_for(head_config->mem, &linear->kernels), fail);
+    COLO_TRY_GOTO(st, linear->device->stream_create(COLO_LINEAR_EVENTS, &linear->aux), fail);
+    COLO_TRY_GOTO(
+        st, colo_linear_open_products(head, own.logits_dtype, own.logprob.segment, &linear->gemm),
+        fail);
+    return COLO_OK;
+fail:
+    colo_linear_close(linear);
+    return st;
+}
+
+void colo_linear_close(colo_linear_logprob_t *linear)
+{
+    if (linear->gemm)
+        linear->kernels->gemm->destroy(linear->gemm);
+    if (linear->device)
+        linear->device->stream_destroy(linear->aux);
+}
+
 /* ---- the other ranks ---- */
 
 /* Which groups a pass has collectives with. */
@@ -22,6 +84,12 @@ static colo_comm_t *head_group(const colo_linear_logprob_t *linear,
                                const struct colo_linear_size *size)
 {
     return size->takes_head || size->makes_d_weight ? colo_lm_head_group(linear->head) : NULL;
+}
+
+static colo_comm_t *teacher_group(const colo_linear_logprob_t *linear,
+                                  const struct colo_linear_size *size)
+{
+    return linear->teacher && size->makes_logits ? colo_lm_head_group(linear->teacher->head) : NULL;
 }
 
 static colo_comm_t *vocab_group(const colo_linear_logprob_t *linear,
@@ -36,7 +104,8 @@ colo_status_t colo_linear_ready(const colo_linear_logprob_t *linear,
                                 const struct colo_linear_size *size, const char *what,
                                 colo_status_t mine)
 {
-    colo_comm_t *head = head_group(linear, size), *vocab = vocab_group(linear, size);
+    colo_comm_t *head = head_group(linear, size), *vocab = vocab_group(linear, size),
+                *teacher = teacher_group(linear, size);
     const bool backward = size->pass == COLO_LINEAR_LOGPROB_BACKWARD;
     char call[160]; /* ranks compare it with COLO_CHECK=2 */
     if (head) {
@@ -46,6 +115,8 @@ colo_status_t colo_linear_ready(const colo_linear_logprob_t *linear,
                  backward || !trains ? "" : ", whose backward adds up gradients of the head");
         mine = colo_loss_ready(head, call, mine);
     }
+    if (teacher && teacher != head)
+        mine = colo_loss_ready(teacher, what, mine);
     if (vocab) {
         const bool sums = colo_linear_sums(linear, size->pass);
         snprintf(call, sizeof call, "%s%s%s", what,
@@ -58,19 +129,28 @@ colo_status_t colo_linear_ready(const colo_linear_logprob_t *linear,
     return mine;
 }
 
+static void release(colo_lm_head_t *head, colo_stream_t stream)
+{
+    if (colo_lm_head_group(head) && colo_lm_head_state(head) == COLO_LM_HEAD_AVAILABLE)
+        colo_lm_head_release(head, stream);
+}
+
 /* A failure inside: no rank may wait for this one. If all ranks have seen that they differ, their
  * vocabulary group lives on; the head's other ranks have not. */
 static colo_status_t end_call(const struct colo_linear_call *call, colo_status_t st)
 {
     colo_comm_t *head = head_group(call->linear, &call->size),
-                *vocab = vocab_group(call->linear, &call->size);
+                *vocab = vocab_group(call->linear, &call->size),
+                *teacher = teacher_group(call->linear, &call->size);
     if (st >= 0)
         return st;
-    if (colo_lm_head_group(call->linear->head) &&
-        colo_lm_head_state(call->linear->head) == COLO_LM_HEAD_AVAILABLE)
-        colo_lm_head_release(call->linear->head, call->main);
+    release(call->linear->head, call->main);
+    if (call->linear->teacher)
+        release(call->linear->teacher->head, call->main);
     if (head && colo_comm_size(head) > 1)
         colo_comm_fail(head, st);
+    if (teacher && colo_comm_size(teacher) > 1)
+        colo_comm_fail(teacher, st);
     if (vocab && colo_comm_size(vocab) > 1 &&
         !(st == COLO_ERR_MISMATCH &&
           colo_loss_all_compare(vocab, colo_lm_head_config(call->linear->head)->mem)))

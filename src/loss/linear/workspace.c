@@ -27,9 +27,9 @@
  * Mode early saves all d_logits. If d_weight's memory shares them (cut()), a product of d_W writes
  * over those that the products before it have read.
  *
- * Where products leave statistics of tiles, a chunk has memory for these, too; a batch with a support,
- * or a weight that is not aligned, has none, and logits are read. With without_logits a forward whose
- * logits nothing reads has memory for tiles alone, and the chunk is theirs.
+ * Where products leave statistics of tiles, a chunk has memory for these, too; a batch with a
+ * support, or a weight that is not aligned, has none, and logits are read. With without_logits a
+ * forward whose logits nothing reads has memory for tiles alone, and the chunk is theirs.
  *
  * With segments a product has the columns of one segment. Sums over tokens in d_W are cut into
  * chunks of a fixed number of rows; backward's blocks are segments, so its chunk can be long.
@@ -70,27 +70,40 @@ static int64_t stride_of(int64_t columns, colo_dtype_t dtype)
     return (columns + step - 1) / step * step;
 }
 
-/* Bytes of logits per row on the rank that all ranks reckon with. */
-static int64_t row_bytes(const colo_linear_logprob_t *linear)
+static int64_t bytes_of(const colo_linear_logprob_t *linear, colo_dtype_t dtype)
 {
     int64_t ranks = colo_comm_size(linear->group), vocab = linear->config.logprob.logits.vocab;
     int64_t columns = vocab / ranks + (vocab % ranks > 0);
-    return stride_of(columns, linear->config.logits_dtype) * elem_of(linear->config.logits_dtype);
+    return stride_of(columns, dtype) * elem_of(dtype);
+}
+
+/* Bytes of logits per row on the rank that all ranks reckon with. */
+static int64_t row_bytes(const colo_linear_logprob_t *linear)
+{
+    return bytes_of(linear, linear->config.logits_dtype);
+}
+
+/* And of the teacher's, of which there is one chunk at a time. */
+static int64_t teacher_bytes(const colo_linear_logprob_t *linear)
+{
+    return linear->teacher ? bytes_of(linear, linear->teacher->logits_dtype) : 0;
 }
 
 static int64_t budget_of(const colo_linear_logprob_t *linear, bool loss)
 {
-    size_t budget = linear->config.budget                              ? linear->config.budget
-                    : loss                                             ? BUDGET / 4 * 5
-                    : linear->config.mode == COLO_LINEAR_LOGPROB_EARLY ? BUDGET / 2
-                                                                       : BUDGET;
+    size_t budget = linear->config.budget ? linear->config.budget
+                    : loss                ? BUDGET / 4 * 5
+                    : linear->config.mode == COLO_LINEAR_LOGPROB_EARLY
+                        ? (linear->teacher ? BUDGET / 4 * 3 : BUDGET / 2)
+                        : BUDGET;
     return budget > INT64_MAX ? INT64_MAX : (int64_t)budget;
 }
 
-/* Rows of forward of mode early, and of the loss pass. */
+/* Rows of forward of mode early, and of the loss pass; with a teacher, whose logits are there, too,
+ * the half. */
 static int64_t early_min_rows(const colo_linear_logprob_t *linear)
 {
-    return EARLY_BYTES / elem_of(linear->config.logits_dtype);
+    return EARLY_BYTES / elem_of(linear->config.logits_dtype) / (linear->teacher ? 2 : 1);
 }
 
 /* Chunks of about @chunk rows, all of about one size. */
@@ -110,7 +123,7 @@ static int64_t chunk_of(const colo_linear_logprob_t *linear, int64_t rows, int64
     int64_t chunk = linear->config.logprob.chunk_size;
     if (chunk > 0)
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
-    chunk = budget_of(linear, loss) / (loss ? 4 : 2) / row_bytes(linear);
+    chunk = budget_of(linear, loss) / ((loss ? 4 : 2) * row_bytes(linear) + teacher_bytes(linear));
     /* products of other numbers of rows are slower */
     if ((loss || linear->config.mode == COLO_LINEAR_LOGPROB_EARLY) &&
         min_rows == early_min_rows(linear) && chunk > min_rows)
@@ -132,12 +145,12 @@ static int64_t loss_chunk(const colo_linear_logprob_t *linear, int64_t rows)
         return rows < MIN_ROWS ? rows : MIN_ROWS;
     if (!is_whole(linear))
         return chunk_of(linear, rows, early_min_rows(linear), true);
-    const int64_t fit = budget_of(linear, true) / row_bytes(linear);
+    const int64_t fit = budget_of(linear, true) / (row_bytes(linear) + teacher_bytes(linear));
     return even(rows, fit > MIN_ROWS ? fit - fit % early_min_rows(linear) : MIN_ROWS);
 }
 
-/* Rows of forward whose tiles, of two chunks, and rows of hidden fit into without_logits: whole tiles
- * of two blocks. */
+/* Rows of forward whose tiles, of two chunks, and rows of hidden fit into without_logits: whole
+ * tiles of two blocks. */
 static int64_t tiled_chunk(const colo_linear_logprob_t *linear, int64_t rows,
                            const colo_logprob_block_t *block)
 {
@@ -161,7 +174,8 @@ static int64_t joined_of(const colo_linear_logprob_t *linear, const struct colo_
         return 1;
     const int64_t z = row_bytes(linear),
                   d = z / elem_of(linear->config.logits_dtype) * elem_of(linear->dtype),
-                  left = budget_of(linear, true) - (size->in_place ? 0 : 2 * size->chunk * z),
+                  left = budget_of(linear, true) - (size->in_place ? 0 : 2 * size->chunk * z) -
+                         size->chunk * teacher_bytes(linear),
                   rows = left / d > MIN_ROWS ? left / d : MIN_ROWS;
     const int64_t times = (size->chunks - 1) / (rows > size->chunk ? rows / size->chunk : 1) + 1;
     return (size->chunks - 1) / times + 1;
@@ -244,6 +258,24 @@ colo_linear_logprob_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t 
                : COLO_LINEAR_LOGPROB_LOGPROB;
 }
 
+/* f64 numbers of a row that forward leaves for backward */
+static int64_t numbers_of(const colo_linear_logprob_t *linear)
+{
+    return linear->teacher ? COLO_DISTILL_SAVED
+                           : colo_logprob_saved_numbers(&linear->config.logprob);
+}
+
+static bool lay_out(const colo_linear_logprob_t *linear, int64_t rows, colo_logprob_block_t *block)
+{
+    struct colo_distill_args args = {.base.stat_dtype = linear->stat_dtype};
+    if (!linear->teacher)
+        return colo_logprob_block_layout(&linear->config.logprob, linear->config.logits_dtype, rows,
+                                         block);
+    const bool fits = colo_distill_lay_out(&args, rows);
+    *block = args.base.block;
+    return fits;
+}
+
 colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
                                    colo_linear_logprob_pass_t pass, int64_t tokens,
                                    int64_t max_valid, struct colo_linear_size *size)
@@ -265,7 +297,11 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     size->early = (fore || back) && mode == COLO_LINEAR_LOGPROB_EARLY;
     /* of what all ranks know alike: chunks depend on it */
     size->shared = size->early && config->share_d_weight && size->rows / 3 > linear->hidden / 2;
-    size->piecewise = loss || (fore && size->early);
+    /* a second read of a chunk's logits needs the normalisers of all ranks */
+    const bool twice = linear->teacher && linear->teacher->config.divergence >= COLO_DIVERGENCE_JSD,
+               alone = colo_comm_size(linear->group) == 1;
+    size->piecewise = loss || (fore && size->early) || (!back && twice && !alone);
+    size->stats_inside = loss || (fore && size->early) || (linear->teacher && !back && !fore);
     size->segment = config->logprob.segment;
     const bool in_blocks = back && !size->segment && linear->columns > WIDTH;
     size->body = in_blocks ? linear->columns / TILE * TILE : linear->columns;
@@ -280,7 +316,7 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
     const bool stays = size->keeps || (size->early && size->in_place);
     size->makes_d_logits = trains && (size->early ? fore : back || loss);
     size->writes = size->keeps || size->makes_d_logits;
-    size->reduces = linear->kernels->gemm->reduces &&
+    size->reduces = !linear->teacher && linear->kernels->gemm->reduces &&
                     linear->kernels->gemm->reduces(linear->gemm) && !back && !size->segment &&
                     !config->logprob.has_class_weight && !config->logprob.has_temperature &&
                     !config->logprob.want_sum_p2 && config->lora == 0;
@@ -314,16 +350,19 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
         stride_of(size->keeps || size->early ? linear->columns : size->width, config->logits_dtype);
     size->d_stride = stride_of(size->width, linear->dtype);
     size->u_stride = stride_of(config->lora, COLO_BF16);
+    if (linear->teacher) {
+        size->y_stride = stride_of(size->width, linear->teacher->logits_dtype);
+        size->teacher_u_stride = stride_of(linear->teacher->lora, COLO_BF16);
+    }
     if (size->early)
         cut(linear, size);
     if (size->early && back && !size->segment)
         size->blocks = size->parts;
     /* one gather for all rows; or one per chunk, also where no rank gathers */
     bool gathers_once = !size->piecewise && colo_comm_size(linear->group) > 1;
-    COLO_FAIL_IF(!colo_logprob_block_layout(&config->logprob, config->logits_dtype,
-                                            gathers_once ? size->rows : size->chunk, &size->block),
-                 COLO_ERR_ARG, "linear: statistics of %" PRId64 " tokens pass 2^63 bytes",
-                 size->rows);
+    size->block_rows = gathers_once ? size->rows : size->chunk;
+    COLO_FAIL_IF(!lay_out(linear, size->block_rows, &size->block), COLO_ERR_ARG,
+                 "linear: statistics of %" PRId64 " tokens pass 2^63 bytes", size->rows);
     return COLO_OK;
 }
 
@@ -385,16 +424,15 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
     memory->up[3] = put(&bytes, &ok, d_z && config->logprob.want_lse, rows, stat, 1);
     memory->scale = put(&bytes, &ok, size->early ? grads : d_z && elem == 2, COLO_LINEAR_SCALE,
                         sizeof(float), 1);
-    memory->stats = put(&bytes, &ok, size->piecewise, rows,
-                        colo_logprob_saved_numbers(&config->logprob), sizeof(double));
+    memory->stats = put(&bytes, &ok, size->stats_inside, rows, numbers_of(linear), sizeof(double));
     memory->blocks = put(&bytes, &ok, outputs, size->block.bytes, colo_comm_size(linear->group),
                          colo_logprob_segments(&config->logprob, colo_comm_size(linear->group)));
     for (int i = 0; i < 2; i++) {
         memory->z[i] = put(&bytes, &ok, i < size->buffers, size->in_place ? joined : size->chunk,
                            size->z_stride, elem_of(config->logits_dtype));
-        memory->tiles[i] = put(&bytes, &ok, size->reduces && (i == 0 || size->chunks > 1),
-                               size->chunk, colo_logprob_tiles_stride(&size->block, linear->columns),
-                               sizeof(float));
+        memory->tiles[i] =
+            put(&bytes, &ok, size->reduces && (i == 0 || size->chunks > 1), size->chunk,
+                colo_logprob_tiles_stride(&size->block, linear->columns), sizeof(float));
         memory->dz[i] =
             put(&bytes, &ok, d_z && !size->in_place && !size->early && (i == 0 || other), joined,
                 size->d_stride, elem);
@@ -442,8 +480,21 @@ colo_status_t colo_linear_set_memory(const colo_linear_logprob_t *linear,
             linear->columns, elem, 1);
     memory->reduce = put(&bytes, &ok, d_weight && reduce_bytes(linear, size->once) > 0,
                          reduce_bytes(linear, size->once), 1, 1);
-    memory->gemm = put(&bytes, &ok, !size->no_logits,
-                       linear->kernels->gemm->workspace(linear->gemm), 1, 1);
+    const struct colo_linear_teacher *teacher = linear->teacher;
+    const bool taught = teacher && size->makes_logits;
+    memory->y = put(&bytes, &ok, taught, size->chunk, size->y_stride,
+                    taught ? elem_of(teacher->logits_dtype) : 0);
+    memory->teacher_h = put(&bytes, &ok, taught, size->chunk, taught ? teacher->hidden : 0,
+                            taught ? elem_of(teacher->dtype) : 0);
+    memory->teacher_u = put(&bytes, &ok, taught && teacher->lora > 0, size->chunk,
+                            size->teacher_u_stride, taught ? elem_of(teacher->dtype) : 0);
+    memory->teacher_bias =
+        put(&bytes, &ok, taught && teacher->has_bias && colo_lm_head_group(teacher->head),
+            taught ? teacher->columns : 0, taught ? elem_of(teacher->dtype) : 0, 1);
+    int64_t products = linear->kernels->gemm->workspace(linear->gemm);
+    if (taught && linear->kernels->gemm->workspace(teacher->gemm) > products)
+        products = linear->kernels->gemm->workspace(teacher->gemm); /* one after another */
+    memory->gemm = put(&bytes, &ok, !size->no_logits, products, 1, 1);
     memory->bytes = bytes;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,
@@ -456,8 +507,7 @@ colo_status_t colo_linear_set_saved(const colo_linear_logprob_t *linear,
 {
     int64_t bytes = 0;
     bool ok = true;
-    saved->stats = put(&bytes, &ok, !size->early, size->rows,
-                       colo_logprob_saved_numbers(&linear->config.logprob), sizeof(double));
+    saved->stats = put(&bytes, &ok, !size->early, size->rows, numbers_of(linear), sizeof(double));
     saved->logits = put(&bytes, &ok, size->keeps, size->rows, size->z_stride,
                         elem_of(linear->config.logits_dtype));
     saved->d_logits =

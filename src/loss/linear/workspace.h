@@ -5,10 +5,21 @@
 #define COLO_LOSS_LINEAR_WORKSPACE_H
 
 #include "core/device.h"
+#include "loss/distill-args.h"
 #include "loss/linear/rows.h"
 #include "loss/loss.h"
 
 #include <colobridge/linear_logprob.h>
+
+/* Of a distillation: the head that makes the other logits, which are not trained. */
+struct colo_linear_teacher {
+    colo_distill_config_t config;
+    colo_lm_head_t *head; /* borrowed; has the vocabulary's columns that the other head has */
+    void *gemm;
+    colo_dtype_t dtype, logits_dtype;
+    int64_t columns, hidden, lora;
+    bool has_bias;
+};
 
 struct colo_linear_logprob {
     colo_linear_logprob_config_t config;
@@ -16,6 +27,7 @@ struct colo_linear_logprob {
     colo_comm_t *group;   /* borrowed */
     const colo_device_t *device;
     const colo_loss_kernels_t *kernels;
+    const struct colo_linear_teacher *teacher; /* NULL: log-probabilities */
     void *aux, *gemm;
     colo_dtype_t dtype, stat_dtype; /* of the head; of outputs */
     int64_t columns, hidden;        /* Vl, H */
@@ -53,14 +65,17 @@ struct colo_linear_size {
     bool shared;           /* the first `inside` parts are in d_weight */
     int32_t parts, inside;
     struct colo_linear_part part[COLO_LINEAR_PARTS + 1]; /* the one behind the last: its end */
-    bool piecewise;             /* statistics are gathered and merged chunk by chunk */
-    bool in_place;              /* d_logits over logits */
-    bool once;                  /* d_weight is written once */
-    int64_t segment;            /* columns a product; 0: all of a block */
-    int64_t buffers;            /* logits buffers in the workspace: 0, 1, 2 */
-    int64_t z_stride, d_stride; /* elements from a row to the next */
-    int64_t u_stride;           /* of a LoRA's u and d_u */
+    bool piecewise;                     /* statistics are gathered and merged chunk by chunk */
+    bool in_place;                      /* d_logits over logits */
+    bool once;                          /* d_weight is written once */
+    int64_t segment;                    /* columns a product; 0: all of a block */
+    int64_t buffers;                    /* logits buffers in the workspace: 0, 1, 2 */
+    int64_t z_stride, d_stride;         /* elements from a row to the next */
+    int64_t u_stride;                   /* of a LoRA's u and d_u */
+    int64_t y_stride, teacher_u_stride; /* of the teacher's logits, and of its LoRA's u */
     colo_logprob_block_t block;
+    int64_t block_rows; /* that it has */
+    bool stats_inside;  /* statistics are in the workspace, not in saved memory */
     bool takes_head, makes_logits, makes_d_logits, makes_d_hidden, makes_d_weight, makes_d_lora;
     bool reduces;   /* products can leave statistics */
     bool writes;    /* something else reads their logits, too */
@@ -87,6 +102,7 @@ struct colo_linear_memory {
     int64_t u[2], d_u;                  /* of a LoRA: as h; of joined chunks */
     int64_t d_u_sum, d_u_all;           /* as d_h_sum and d_h_all */
     int64_t d_a_stage, d_a_stage_bytes; /* staging of the sum of d_lora_a over ranks */
+    int64_t y, teacher_h, teacher_u, teacher_bias; /* a chunk of the teacher's */
     int64_t bias, reduce, gemm;
     int64_t bytes;
 };
@@ -138,11 +154,17 @@ struct colo_linear_call {
     struct colo_linear_matrix hidden;
     struct colo_linear_rows rows;
     struct colo_logprob_args args;
-    int64_t true_columns; /* of all blocks */
+    int64_t true_columns;             /* of all blocks */
+    struct colo_distill_args distill; /* of a teacher: but for what is in args and in chunks */
     struct colo_linear_matrix weight;
     void *bias;
     struct colo_linear_matrix lora_a, lora_b, d_lora_a, d_lora_b; /* of a LoRA */
     double lora_scale;
+    struct { /* the teacher's, as the members before it */
+        struct colo_linear_matrix hidden, weight, lora_a, lora_b;
+        double lora_scale;
+        void *bias;
+    } teacher;
     bool reduces; /* of size, and of this weight and this batch, too */
 
     colo_lm_head_grads_t head_grads;
@@ -181,6 +203,10 @@ struct colo_linear_tokens {
     const void *class_weight; /* NULL: none */
     const colo_lora_t *lora;  /* NULL: none */
     const void *temperature;  /* of forward and the loss pass; NULL: none */
+    /* of a teacher, where the pass makes logits; the mask instead of targets, NULL: all tokens
+     * count */
+    const colo_tensor_t *teacher_hidden, *mask;
+    const colo_lora_t *teacher_lora;
 };
 /* The members of @call before aux are set; packs the tokens */
 colo_status_t colo_linear_begin(struct colo_linear_call *call,
@@ -190,6 +216,15 @@ colo_status_t colo_linear_join(const struct colo_linear_call *call);
 colo_status_t colo_linear_pipeline(struct colo_linear_call *call);
 
 /* ---- run.c ---- */
+
+/* @linear, of zeros, becomes an object without a teacher; after an error nothing is open. */
+colo_status_t colo_linear_open(colo_linear_logprob_t *linear,
+                               const colo_linear_logprob_config_t *config, colo_lm_head_t *head,
+                               colo_comm_t *group);
+void colo_linear_close(colo_linear_logprob_t *linear);
+/* What makes products with @head, which kernels->gemm destroys */
+colo_status_t colo_linear_open_products(const colo_lm_head_t *head, colo_dtype_t logits,
+                                        int64_t segment, void **made);
 
 extern const struct colo_linear_saved colo_linear_nowhere;
 /* Tells every rank that would wait for this one whether its arguments are valid. @size may be of a
@@ -231,6 +266,18 @@ colo_status_t colo_linear_check_grads(const colo_linear_logprob_t *linear,
                                       const colo_tensor_t *hidden);
 colo_status_t colo_linear_check_saved(const colo_linear_logprob_t *linear,
                                       const colo_linear_logprob_saved_t *saved);
+/* [@rows, H] of the head's dtype; @rows < 0: any */
+colo_status_t colo_linear_check_states(const colo_lm_head_t *of, const colo_tensor_t *tensor,
+                                       const char *what, int64_t rows, bool written);
+/* Is it there iff @rank > 0? Named @what in batch and config */
+colo_status_t colo_linear_check_lora(const colo_lm_head_t *of, int64_t rank,
+                                     const colo_lora_t *lora, const char *what);
+/* Is d_weight where forward has put gradients of logits? */
+colo_status_t colo_linear_check_shared(const struct colo_linear_size *size,
+                                       const colo_linear_logprob_grads_t *grads,
+                                       const void *d_weight);
+/* Is this rank alone in both? */
+colo_status_t colo_linear_check_apart(const colo_comm_t *head, const colo_comm_t *group);
 colo_status_t colo_linear_check_memory(const void *memory, const char *what, int64_t bytes);
 
 #endif
