@@ -235,11 +235,14 @@ static const struct pointer of_distill[] = {
     {AT(distill_args, upstream.d_kl), AT(distill_args, base.stat_dtype), ALWAYS, "d_kl"},
     {AT(distill_args, base.d_logits), AT(distill_args, base.d_dtype), COLUMNS, "d_logits"},
 };
-CHECKED(distill_stats, colo_distill_args, of_distill, has_of(&p->base), "distill forward")
+/* before the first chunk */
+CHECKED(distill_stats, colo_distill_args, of_distill, p->base.lo == 0 ? has_of(&p->base) : 0,
+        "distill forward")
 LAUNCH(distill_merge, colo_distill_args, "distill forward, merging")
 LAUNCH(distill_pairs, colo_distill_args, "distill forward, second read")
 LAUNCH(distill_finish, colo_distill_args, "distill forward, merging again")
-CHECKED(distill_grad, colo_distill_args, of_distill, has_of(&p->base), "distill backward")
+CHECKED(distill_grad, colo_distill_args, of_distill, p->base.lo == 0 ? has_of(&p->base) : 0,
+        "distill backward")
 
 /* ---- sequences ---- */
 
