@@ -53,10 +53,10 @@ typedef struct colo_linear_distill_config_t {
     colo_dtype_t logits_dtype;       /* of the student's in memory: its head's dtype, or f32 (f64) */
     colo_dtype_t teacher_logits_dtype; /* f32, or the dtype of the student's logits if it is the
                                           teacher's head's, too */
-    size_t budget; /* bytes for a chunk's logits: two chunks of the student's, one of the teacher's (in the
-                      loss pass for gradients, too); early and the loss pass have at least 256 tokens a chunk,
-                      or 512 if the student's logits have 16 bits, forward of mode logprob 1024. 0: 1 GiB
-                      (early: 768 MiB, the loss pass: 1.25 GiB) */
+    size_t budget; /* bytes for logits of both: a chunk of the teacher's and one of the student's, two on several
+                      ranks (in the loss pass gradients, too); early and the loss pass have at least 512 tokens a
+                      chunk, or 1024 if the student's logits have 16 bits, forward of mode logprob 1024. 0: 1 GiB
+                      (early: 640 MiB, the loss pass: 1.25 GiB) */
     int64_t chunk_size; /* tokens a chunk, the same on all ranks of the vocabulary; 0: from tokens and
                            budget */
     colo_d_hidden_t d_hidden;

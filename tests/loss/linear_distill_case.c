@@ -392,6 +392,10 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 
 colo_status_t linear_distill_run(linear_distill_case_t *c)
 {
+    if (where.mem == COLO_MEM_CUDA) /* ranks that share a GPU add nothing up: where_gpu.c */
+        c->config.d_hidden = COLO_D_HIDDEN_PARTIAL;
+    if (where.mem == COLO_MEM_CUDA && c->ranks > 1)
+        c->config.frozen_lora = true;
     t_share(c->memory, c->bytes);
     const colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, sizeof *c);
     t_unshare(c->memory);
@@ -617,12 +621,16 @@ static void compare_replica(const linear_distill_case_t *c, const char *label, i
             add(&d_a, i, d_u[i / H], off_u[i / H] + round * fabs(d_u[i / H]) + tiny * largest,
                 h[i % H], 0, (double)(T + 4) * u);
     }
-    const bool partial = c->config.d_hidden == COLO_D_HIDDEN_PARTIAL && c->ranks > 1,
+    const bool partial = c->config.d_hidden == COLO_D_HIDDEN_PARTIAL,
                scattered = c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
+    double *whole = calloc((size_t)(T * H) + 1, sizeof *whole);
+    for (int r = 0; r < c->ranks && partial; r++)
+        for (int64_t i = 0; i < T * H; i++)
+            whole[i] += c->d_h[r + c->ranks * d][i];
     for (int r = 0; r < c->ranks && c->way != BY_INFERENCE; r++) {
         const int at = r + c->ranks * d;
         const int64_t part = scattered ? T / c->ranks * H : T * H;
-        for (int64_t i = 0; i < part && !c->config.frozen_hidden && !partial; i++) {
+        for (int64_t i = 0; i < part && !c->config.frozen_hidden; i++) {
             const sums_t mine = {d_h.is + (scattered ? r * part : 0),
                                  d_h.off + (scattered ? r * part : 0)};
             /* parts of ranks are rounded, and so are their sums */
@@ -633,7 +641,7 @@ static void compare_replica(const linear_distill_case_t *c, const char *label, i
             *off += c->ranks > 1
                         ? 2 * c->ranks * round * (more * largest * f * 4 + fabs(mine.is[i]))
                         : 0;
-            judge(label, at, "d_hidden", c->d_h[at], &mine, i, round);
+            judge(label, at, "d_hidden", partial ? whole : c->d_h[at], &mine, i, round);
             *off = saved;
         }
         for (int64_t i = 0; i < R * H && c->lora[0] && !c->config.frozen_lora; i++)
@@ -648,6 +656,7 @@ static void compare_replica(const linear_distill_case_t *c, const char *label, i
         if (c->second_differs[at])
             fail_msg("%s: rank %d: a second backward differs", label, at);
     }
+    free(whole);
     sums_free(&d_h);
     sums_free(&d_a);
     sums_free(&d_low);

@@ -21,7 +21,7 @@ from .autocast import autocasts, cast
 from .calls import eager
 from .functions import Function, saved_tensors
 from .head import FIELDS, PLAIN, Head, Named, columns_of, read
-from .linear_distill_plan import Run, Side, Tensors, Work, check_gemm
+from .linear_distill_plan import Side, Tensors, Work, check_gemm, run_of
 from .losses import DIVERGENCES
 from .nll import Loss, across, reduced, weights_of
 from .ready import integer, number
@@ -70,7 +70,7 @@ def _Known(ctx: Any, work: Work, teacher: Any, mask: Any, weights: Any, of: Any,
     casts, need = autocasts(hidden.device), ctx.needs_input_grad[5:]
     sides = _sides(hidden, params, teacher, casts)
     early = sides[0].weight.dtype != torch.float64 and (need[1] or need[2])
-    run = Run(work, sides, need, early, _sums(params, casts) or not early)
+    run = run_of(work, sides, need, early, _sums(params, casts) or not early)
     up = None if weights is None else weights.to(run.real)
     with groups.telling(work.comm):
         if early:
@@ -109,7 +109,7 @@ def _Any(ctx: Any, work: Work, teacher: Any, mask: Any, hidden: Any, *params: An
     """(.., hidden, weight, bias, A, B) -> D of each token"""
     casts, need = autocasts(hidden.device), ctx.needs_input_grad[3:]
     sides = _sides(hidden, params, teacher, casts)
-    run = Run(work, sides, need, False, _sums(params, casts))
+    run = run_of(work, sides, need, False, _sums(params, casts))
     with groups.telling(work.comm):
         losses, kept, _ = run.forward(sides, mask, any(need))
     ctx.of = run, casts, need
@@ -135,7 +135,7 @@ def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: floa
     """(hidden [T, H], this rank's rows of the head, its Side, tp_group, Head)"""
     head, weight, bias, tp_group = read(what, given, tp_group)
     is_placed = placed.is_placed(weight) or placed.is_placed(bias)
-    for name in FIELDS:
+    for name in FIELDS if head is not PLAIN else ():
         if name in ('weight', 'bias', *_READ) or name in _PLACED and is_placed or getattr(head, name) == getattr(PLAIN, name):
             continue
         raise ArgumentError("linear_distill: the Head of %s has %s=%r, which is not done here; leave it out%s" % (
@@ -230,8 +230,8 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
     Args:
         hidden: [..., H], the student's, on all ranks of tp_group the same.
         head: [Vl, H], this rank's rows; or a Head with a bias, softcap, scale, vocab, tp_group, lora, d_hidden "all_reduce" or
-            "partial", budget (bytes of two chunks' logits and one of the teacher's; 0: 768 MiB, of mode "logprob" 1 GiB), logits_dtype,
-            gemm, and if its weight is a DTensor grad_reduction.
+            "partial", budget (bytes of a chunk's logits of both, on several ranks two of the student's; 0: 640 MiB, of mode "logprob"
+            1 GiB), logits_dtype, gemm, and if its weight is a DTensor grad_reduction.
         teacher_hidden: [..., H of the teacher], of the same tokens.
         teacher_head: as head.
         kind: as in distill().
@@ -245,7 +245,7 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
         mode: "loss": forward makes the gradients, which backward multiplies by one number and can do once; three products with the
             student's head and one with the teacher's. "logprob" makes logits again in backward, for any upstream gradient: four and
             two. Without gradients they are the same.
-        chunk_size: tokens a chunk, the same on all ranks of tp_group; None: what fits into the budget, and at least 256 (512 of 16-bit
+        chunk_size: tokens a chunk, the same on all ranks of tp_group; None: what fits into the budget, and at least 512 (1,024 of 16-bit
             logits), in mode "logprob" 1,024.
 
     Returns:

@@ -15,7 +15,7 @@ from ..tensor import torch_dtype
 from . import ranks as groups
 from .linear_plan import D_HIDDEN, GEMMS, moved
 from .logprob import config_of, real_of
-from .ready import HostWorkspace, reserved
+from .ready import HostWorkspace, reserved, table
 from .tensors import checked, stream_of
 
 _CORES = 32  # C objects of other sizes or options, for a communicator
@@ -82,6 +82,15 @@ class Core:
             self.comm.ends(handle, 'colo_lm_head_destroy')
 
 
+def run_of(work: Work, sides: tuple[Tensors, Tensors], need: tuple[bool, ...], early: bool, sums: bool) -> 'Run':
+    """The Run of such a call, which is kept: a GPU waits for what is made before its first kernel."""
+    key = (work, need, early, sums, sides[0].weight.device,
+           *((t.dtype, t.shape) if t is not None else None for side in sides for t in side))
+    runs = table(work.comm, '_distill_runs')
+    found = runs.get(key)
+    return found if found is not None and found.core.distill else runs.add(key, Run(work, sides, need, early, sums))
+
+
 class Run:
     """Of tensors of these shapes and dtypes, for these gradients, of hidden, weight, bias, A and B: need. early: mode early, into
     whose d_weight gradients of logits may go first: shared, its bytes, or 0. sums: gradients of weight and bias as they are summed"""
@@ -113,6 +122,8 @@ class Run:
         heads = tuple(dict(rows=len(t.weight), hidden=t.hidden.shape[1], dtype=torch_dtype(t.weight.dtype),
                            mem=s.MEM_CUDA if cuda else s.MEM_HOST, device=hidden.device.index if cuda else -1,
                            has_bias=t.bias is not None, gemm=GEMMS[side.gemm]) for t, side in zip(sides, work.sides))
+        self.sizes: dict[int, int] = {}  # workspaces of passes
+        self.saved_size = -1
         self.core = self._core((bytes(distill), *members.items(), *(item for of in heads for item in of.items())), heads, distill, members)
 
     def _core(self, key: Any, heads: Any, distill: Any, members: Any) -> Core:
@@ -178,7 +189,9 @@ class Run:
             None if t is None else self._at(t, 'a gradient') for t in made))
 
     def _run(self, name: str, which: int, *arguments: Any) -> None:
-        size = size_of('colo_linear_distill_workspace_size', self.core.distill, which, self.tokens, -1)
+        size = self.sizes.get(which)
+        if size is None:
+            size = self.sizes[which] = size_of('colo_linear_distill_workspace_size', self.core.distill, which, self.tokens, -1)
         work, workspace = self.core.on_host.reserve(size, self.device, self.device.type == 'cuda', _HOST_WORKSPACE)
         call(name, self.core.distill, *arguments, workspace, stream_of(self.device))
         del work
@@ -189,15 +202,17 @@ class Run:
 
     def forward(self, sides: tuple[Tensors, Tensors], mask: Any, keeps: bool, up: Any = None) -> tuple[Any, Any, Any]:
         """(divergence of each token, what backward needs or None, shared memory or None). up: of mode early"""
-        self.held: list[Any] = []
         with self.core.lock:
+            self.held: list[Any] = []
             self._bind(sides)
             losses, out = self._losses()
             batch = self._batch(sides, mask)
             if not keeps:
                 self._run('colo_linear_distill_forward', s.LINEAR_LOGPROB_INFERENCE, batch, out, None, None)
                 return losses, None, None
-            size = size_of('colo_linear_distill_saved_size', self.core.distill, self.tokens, -1)
+            if self.saved_size < 0:
+                self.saved_size = size_of('colo_linear_distill_saved_size', self.core.distill, self.tokens, -1)
+            size = self.saved_size
             memory, address = reserved(size, self.device)
             saved, shared = s.LinearDistillSaved(c.sizeof(s.LinearDistillSaved)), None
             if self.share:
@@ -213,8 +228,8 @@ class Run:
         """Gradients of hidden, weight, bias, A and B, each or None. teacher: None in mode early, whose @up is one number"""
         if not self.core.distill:
             raise FailedError(self.work.what + ': a communicator of the forward pass was destroyed since', STATUS['ERR_STATE'])
-        self.held = []
         with self.core.lock:
+            self.held = []
             self._bind((student, teacher))
             kept = moved(kept, kept.numel())
             if shared is not None:
@@ -238,8 +253,8 @@ class Run:
 
     def loss(self, sides: tuple[Tensors, Tensors], mask: Any, up: Any) -> tuple[Any, list[Any]]:
         """(divergence of each token, gradients of hidden, weight, bias, A and B, each or None)"""
-        self.held = []
         with self.core.lock:
+            self.held = []
             self._bind(sides)
             losses, out = self._losses()
             made, grads = self._gradients(sides[0])

@@ -95,7 +95,7 @@ static void *logits_at(const struct colo_linear_call *call, int64_t unit)
                                    chunk_of(call, unit) * call->size.chunk * call->size.z_stride +
                                        column_of(call, unit));
     if (!call->size.in_place)
-        return colo_linear_place(call->workspace, call->memory.z[unit % 2]);
+        return colo_linear_place(call->workspace, call->memory.z[call->size.single ? 0 : unit % 2]);
     return call->size.early
                ? d_logits_at(call, unit)
                : joined_at(call, call->memory.z, unit, call->linear->dtype, call->size.z_stride);
@@ -441,7 +441,7 @@ static colo_status_t make_teacher(struct colo_linear_call *call, int64_t unit)
                                     .z = y,
                                     .beta = 1,
                                     .factor = 1};
-    if (unit >= 1)
+    if (!call->size.single && unit >= 1)
         COLO_TRY(wait_for(call, COLO_EVENT_WORK + (unit - 1) % 2, call->main));
     if (unit % call->size.blocks == 0) {
         COLO_TRY(call->linear->kernels->rows_gather(&move, call->main));
@@ -856,7 +856,9 @@ colo_status_t colo_linear_join(const struct colo_linear_call *call)
 static colo_status_t begin_unit(struct colo_linear_call *call, int64_t unit)
 {
     set_unit(call, unit);
-    if (unit >= 2) /* the auxiliary stream has read what was in this buffer */
+    if (call->size.single && unit >= 1) /* the auxiliary stream has read what was in this buffer */
+        COLO_TRY(wait_for(call, COLO_EVENT_WORK + (unit - 1) % 2, call->main));
+    else if (unit >= 2)
         COLO_TRY(wait_for(call, COLO_EVENT_WORK + unit % 2, call->main));
     if (unit % call->size.blocks == 0)
         COLO_TRY(take_rows(call, unit));

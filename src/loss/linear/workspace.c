@@ -94,16 +94,15 @@ static int64_t budget_of(const colo_linear_logprob_t *linear, bool loss)
     size_t budget = linear->config.budget ? linear->config.budget
                     : loss                ? BUDGET / 4 * 5
                     : linear->config.mode == COLO_LINEAR_LOGPROB_EARLY
-                        ? (linear->teacher ? BUDGET / 4 * 3 : BUDGET / 2)
+                        ? (linear->teacher ? BUDGET / 8 * 5 : BUDGET / 2)
                         : BUDGET;
     return budget > INT64_MAX ? INT64_MAX : (int64_t)budget;
 }
 
-/* Rows of forward of mode early, and of the loss pass; with a teacher, whose logits are there, too,
- * the half. */
+/* Rows of forward of mode early, and of the loss pass. */
 static int64_t early_min_rows(const colo_linear_logprob_t *linear)
 {
-    return EARLY_BYTES / elem_of(linear->config.logits_dtype) / (linear->teacher ? 2 : 1);
+    return EARLY_BYTES / elem_of(linear->config.logits_dtype);
 }
 
 /* Chunks of about @chunk rows, all of about one size. */
@@ -123,7 +122,12 @@ static int64_t chunk_of(const colo_linear_logprob_t *linear, int64_t rows, int64
     int64_t chunk = linear->config.logprob.chunk_size;
     if (chunk > 0)
         return chunk < rows ? chunk : rows > 0 ? rows : 0;
-    chunk = budget_of(linear, loss) / ((loss ? 4 : 2) * row_bytes(linear) + teacher_bytes(linear));
+    const bool single = linear->teacher && colo_comm_size(linear->group) == 1;
+    chunk = budget_of(linear, loss) / ((loss     ? 4
+                                        : single ? 1
+                                                 : 2) *
+                                           row_bytes(linear) +
+                                       teacher_bytes(linear));
     /* products of other numbers of rows are slower */
     if ((loss || linear->config.mode == COLO_LINEAR_LOGPROB_EARLY) &&
         min_rows == early_min_rows(linear) && chunk > min_rows)
@@ -346,6 +350,11 @@ colo_status_t colo_linear_set_size(const colo_linear_logprob_t *linear,
                     : size->chunks == 1 && size->blocks == 1 ? 1
                     : size->over                             ? 1
                                                              : 2;
+    /* Statistics and gradients of both sides' logits take what memory moves in their time, and the
+     * next product gains nothing beside them. With ranks it hides their gathers. */
+    size->single = linear->teacher && alone && !back && !loss && size->buffers == 2;
+    if (size->single)
+        size->buffers = 1;
     size->z_stride =
         stride_of(size->keeps || size->early ? linear->columns : size->width, config->logits_dtype);
     size->d_stride = stride_of(size->width, linear->dtype);

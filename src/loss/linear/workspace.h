@@ -70,6 +70,7 @@ struct colo_linear_size {
     bool once;                          /* d_weight is written once */
     int64_t segment;                    /* columns a product; 0: all of a block */
     int64_t buffers;                    /* logits buffers in the workspace: 0, 1, 2 */
+    bool single;                        /* 1, which units have one after another */
     int64_t z_stride, d_stride;         /* elements from a row to the next */
     int64_t u_stride;                   /* of a LoRA's u and d_u */
     int64_t y_stride, teacher_u_stride; /* of the teacher's logits, and of its LoRA's u */
