@@ -3,12 +3,12 @@
 """Distillation straight from hidden states, on one GPU, compared with four bare products and with what others have.
 
 usage: bench/torch/distill.py [--kinds forward_kl reverse_kl jsd ..] [--tokens T --hidden H --teacher H --vocab V]
-                              [--repetitions N] [--only WORD ..] [--json FILE]
+                              [--repetitions N] [--only WORD ..] [--chunks N ..] [--json FILE]
 
 For each kind a table as head.py prints it: the median time of a forward and backward, all lines taking turns; its ratio to the
 limit, which is three bare bf16 products with the student's head and one with the teacher's, one after another; memory beyond
 inputs at its peak; the loss, and the relative error of the gradients of some tokens and some rows of the head against fp64.
-"unfused": whole logits of both and PyTorch's functions. "over_chunks": distill() in chunks of 2,048. Liger's
+"unfused": whole logits of both and PyTorch's functions. --chunks: lines of mode "loss" with so many tokens a chunk. "over_chunks": distill() in chunks of 2,048. Liger's
 fused_linear_jsd and TRL's GKD loss of whole logits are left out where they are not installed.
 """
 import argparse
@@ -113,6 +113,10 @@ def table(kind, o):
              Line('linear_distill, loss, bf16 logits', lambda: ct.linear_distill(
                  x, ct.Head(w, logits_dtype=torch.bfloat16), tx, ct.Head(tw, logits_dtype=torch.bfloat16), kind=kind).loss, (x, w), four),
              Line('over_chunks of distill', chunked, (x, w), four), Line('unfused PyTorch', unfused, (x, w), four)]
+    for n in o.chunks:
+        for name, dtype in (('', None), (', bf16 logits', torch.bfloat16)):
+            lines.append(Line('linear_distill, loss, chunks of %d%s' % (n, name), lambda n=n, d=dtype: ct.linear_distill(
+                x, ct.Head(w, logits_dtype=d), tx, ct.Head(tw, logits_dtype=d), kind=kind, chunk_size=n).loss, (x, w), four))
     lines += [Line(name, fn, (x, w), four) for name, fn in peers(kind, x, w, tx, tw)]
     lines = [line for line in lines if not o.only or 'products' in line.name or any(a in line.name for a in o.only)]
     wanted = {'want': lambda line: ((x.grad[some], want_x), (w.grad[words], want_w))}
@@ -126,6 +130,7 @@ def main():
     ask.add_argument('--kinds', nargs='*', default=['forward_kl', 'reverse_kl', 'jsd'],
                      choices=['forward_kl', 'reverse_kl', 'jsd', 'tv', 'acceptance'])
     ask.add_argument('--only', nargs='*')
+    ask.add_argument('--chunks', nargs='*', type=int, default=[])
     ask.add_argument('--json')
     o = ask.parse_args()
     rows = []

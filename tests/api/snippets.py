@@ -32,6 +32,9 @@ NAMES = {
     'A call on a GPU': '''extern void *z; extern colo_logprob_config_t cfg; extern colo_comm_t *self; extern colo_logprob_out_t out;
         extern colo_logprob_saved_t saved; extern colo_logprob_upstream_t upstream;''',
     'Distillation: a target distribution': 'extern colo_tensor_t kl, d_kl, teacher; extern colo_distill_saved_t saved;',
+    'Distillation from hidden states': '''extern colo_linear_distill_t *distill; extern colo_lm_head_t *head, *teacher_head;
+        extern colo_linear_distill_saved_t saved; extern colo_tensor_t kl, hidden, teacher_hidden, mask, d_hidden, d_weight;
+        extern void *buffer; extern double tokens_of_the_batch;''',
     'Grid': '''#define tp tp_comm
         extern colo_hypergrid_t *h; extern colo_grid_t base, view; extern colo_comm_t *tp, *ep, *same; void use(int64_t);''',
     'The same bits for any number of ranks': 'extern colo_logprob_config_t config;',
