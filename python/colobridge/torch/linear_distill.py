@@ -180,26 +180,32 @@ def _tables(comm: Comm, group: Any, rows: tuple[int, int], vocab: tuple[Any, Any
             host = comm if comm.backend != 'nccl' else groups.comm_of(group, torch.device('cpu'))
             with groups.telling(comm):
                 every = [tuple(map(int, told.decode().split())) for told in host.gather_bytes(b' '.join(b'%020d' % n for n in asked))]
-        kept[asked] = every
-    every = kept[asked]
+        kept[asked] = _common(comm.rank, every)
+    found = kept[asked]
+    if isinstance(found, str):
+        raise ArgumentError(found)
+    return found
+
+
+def _common(rank: int, every: list[Any]) -> tuple[int, int] | str:
+    """_tables() of what all ranks have asked; what is wrong, if something is"""
     sizes = {n for row in every for n in row[4:] if n}
     ends = max(row[2] for row in every), max(row[3] for row in every)
     if len(sizes) > 1:
-        raise ArgumentError("linear_distill: vocab of the heads is %s, expected one V for both, and on all ranks" % sorted(sizes))
+        return "linear_distill: vocab of the heads is %s, expected one V for both, and on all ranks" % sorted(sizes)
     if not sizes and ends[0] != ends[1]:
-        raise ArgumentError("linear_distill: head has %d columns and teacher_head %d, expected vocab=V, the columns that both have "
-                            "and which are no padding, in a Head" % ends)
+        return "linear_distill: head has %d columns and teacher_head %d, expected vocab=V, the columns that both have and which are " \
+            "no padding, in a Head" % ends
     size = sizes.pop() if sizes else ends[0]
     if size > min(ends):
-        raise ArgumentError("linear_distill: vocab is %d, head has %d columns and teacher_head %d, expected at least that many" % (
-            size, *ends))
+        return "linear_distill: vocab is %d, head has %d columns and teacher_head %d, expected at least that many" % (size, *ends)
     tables = [[(min(row[i], size), min(row[i + 2], size)) for row in every] for i in (0, 1)]
     if [b for b in tables[0] if b[0] < b[1]] != [b for b in tables[1] if b[0] < b[1]] or \
             [b[0] < b[1] for b in tables[0]] != [b[0] < b[1] for b in tables[1]]:
-        raise ArgumentError("linear_distill: ranks hold columns %s of head and %s of teacher_head, expected the same; move the rows of a "
-                            "frozen teacher with colobridge.torch.reshard_head(weight, columns, group=)" % tuple(
-                                ' '.join('[%d, %d)' % b for b in table) for table in tables))
-    return tables[0][comm.rank][0], size
+        return "linear_distill: ranks hold columns %s of head and %s of teacher_head, expected the same; move the rows of a frozen " \
+            "teacher with colobridge.torch.reshard_head(weight, columns, group=)" % tuple(
+                ' '.join('[%d, %d)' % b for b in table) for table in tables)
+    return tables[0][rank][0], size
 
 
 @overload
