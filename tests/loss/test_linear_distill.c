@@ -261,7 +261,7 @@ T_CASE(products_and_chunks_of_a_large_vocabulary)
                  {BY_LOGPROB, true, 0, 1024, 4, 2},
                  {BY_LOGPROB, true, (size_t)3 << 30, 2048, 4, 2},
                  {BY_LOSS, true, 0, 512, 3, 1},
-                 {BY_LOSS, false, 0, 1024, 3, 1}};
+                 {BY_LOSS, false, 0, 2048, 3, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         T_ENDS(colo_lm_head_destroy) colo_lm_head_t *head = NULL;
         T_ENDS(colo_lm_head_destroy) colo_lm_head_t *teacher = NULL;
