@@ -47,7 +47,7 @@ typedef struct colo_linear_distill colo_linear_distill_t;
 typedef struct colo_linear_distill_config_t {
     size_t struct_size;
     /* logits: of the student. targets: COLO_DISTILL_LOGITS; target_temperature, target_scale and
-     * target_softcap are the teacher's */
+     * target_softcap are the teacher's. No temperatures of tokens */
     colo_distill_config_t distill;
     colo_linear_logprob_mode_t mode; /* AUTO and LOGPROB: logprob; EARLY */
     colo_dtype_t logits_dtype;       /* of the student's in memory: its head's dtype, or f32 (f64) */

@@ -406,6 +406,9 @@ T_CASE(configs_that_cannot_be_are_refused)
     c.distill.targets = COLO_DISTILL_PROBS;
     assert_fails(make_with(&a, &c), COLO_ERR_ARG, "linear distill: targets is 1");
     c = a.config;
+    c.distill.has_target_temperature = true;
+    assert_fails(make_with(&a, &c), COLO_ERR_ARG, "has_target_temperature 1, expected false");
+    c = a.config;
     c.distill.divergence = 5;
     assert_fails(make_with(&a, &c), COLO_ERR_ARG, "divergence is 5");
     c = a.config;

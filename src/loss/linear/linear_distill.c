@@ -81,6 +81,11 @@ static colo_status_t read_config(const colo_linear_distill_config_t *given,
     COLO_FAIL_IF(own->distill.targets != COLO_DISTILL_LOGITS, COLO_ERR_ARG,
                  "linear distill: targets is %d, expected logits (0)", (int)own->distill.targets);
     COLO_FAIL_IF(
+        own->distill.has_temperature || own->distill.has_target_temperature, COLO_ERR_ARG,
+        "linear distill: has_temperature is %d, has_target_temperature %d, expected false: "
+        "tokens have no temperatures of their own here; colo_distill_forward() takes them",
+        own->distill.has_temperature, own->distill.has_target_temperature);
+    COLO_FAIL_IF(
         own->mode != COLO_LINEAR_LOGPROB_AUTO && own->mode != COLO_LINEAR_LOGPROB_LOGPROB &&
             own->mode != COLO_LINEAR_LOGPROB_EARLY,
         COLO_ERR_ARG, "linear distill: mode is %d, expected auto (%d), logprob (%d) or early (%d)",
