@@ -243,8 +243,9 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
             const double down = (double)base_of(a.mx) - colo_distill_base(mx),
                          down_v = (double)base_of(a.mv) - colo_distill_base(mv);
             colo_distill_add_near(&near, &own, reverse ? down : down_v, reverse ? down_v : down);
-            if (a.sv > 0)
-                c = exp(down_v) * ((double)a.c + down * (double)a.sv);
+            const double w = exp(down_v);
+            if (a.sv > 0 && w > 0) /* c may be infinite */
+                c = w * ((double)a.c + down * (double)a.sv);
         }
         const double sum = sum_of(near.sum, partial), other = sum_of(near.sum_of_other, partial),
                      d = sum_of(near.d, partial), e = sum_of(near.e, partial),

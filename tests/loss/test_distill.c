@@ -491,6 +491,39 @@ T_CASE(a_target_where_the_student_has_none_is_infinite)
 /* Rows of the other divergences */
 enum { NO_TEACHER, NO_STUDENT, NEITHER, APART, NAN_ROW, LEFT_OUT, SPECIAL };
 
+/* Columns that are -inf for the student, next to each other, and so far below the teacher's largest
+ * that their q is 0: by themselves, as a thread or a rank has them, they are of an infinite cross
+ * entropy. */
+T_CASE(a_column_whose_q_underflows_costs_nothing)
+{
+    uint64_t rng = t_seed() + 33;
+    enum { V = 64, FROM = 16, TO = 32 };
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++) {
+            double sum = 0, sum_q = 0, ce = 0, kl = 0;
+            distill_case_init(&c, worlds[w], 1, V, false, loss_dtypes[d], loss_dtypes[d], 2, &rng);
+            for (int j = FROM; j < TO; j++) {
+                c.z[j] = -INFINITY;
+                c.w[j] = -2048;
+            }
+            for (int j = 0; j < V; j++) {
+                sum += exp(c.z[j]);
+                sum_q += exp(c.w[j]);
+            }
+            for (int j = 0; j < V; j++) {
+                const double p = exp(c.z[j]) / sum, q = exp(c.w[j]) / sum_q;
+                ce -= q > 0 ? q * log(p) : 0;
+                kl += q > 0 ? q * log(q / p) : 0;
+            }
+            assert_ok(run());
+            for (int r = 0; r < worlds[w]; r++) {
+                assert_true(fabs(c.out[r][0][0] - ce) <= 1e-5 * where.slack);
+                assert_true(fabs(c.out[r][1][0] - kl) <= 1e-5 * where.slack);
+            }
+            assert_true(all_of(IS_FINITE, c.dz, V) && all_of(IS_ZERO, c.dz + FROM, TO - FROM));
+        }
+}
+
 T_CASE(a_column_that_only_one_side_has_is_as_documented)
 {
     uint64_t rng = t_seed() + 23;
