@@ -869,8 +869,13 @@ MUTANTS = {
         'divergences_of and reverse'),
     'temperatures of tokens beside a mask go unchecked': (
         'torch/support.py', "        _check_heat(what, name, value.given, shape, device)\n    order", '        pass\n    order', 'test_torch_temperature.py', 'no_temperature'),
+    'parts of a head to distil into have any number of rows': (
+        'torch/placed.py', 'if t.shape not in ((own, *tail), (own if tail else each, *tail)):', 'if False:', 'test_torch_linear_distill.py', 'parts_of_heads'),
+    'the gradient of a shared head to distil into is summed whatever it says': (
+        'torch/placed.py', 'part, _ = averaged(what, t, None, t, of.grad_reduction, comm.size, None, False)\n    return', 'part = t\n    return',
+        'test_torch_linear_distill.py', 'parts_of_heads'),
     'factors of ZeRO-3 are those of this rank': (
-        'torch/placed.py', 'return Gathered.apply(part, comm, count).view(shape)', 'return part.repeat(comm.size)[:count].view(shape)',
+        'torch/placed.py', 'return Gathered.apply(part, comm, count).view(shape)', 'return torch.cat([part] * comm.size)[:count].view(shape)',
         'test_torch_lora.py', 'zero3'),
     'chunks of any loss have no LoRA': (
         'torch/chunks.py', '    if a is None:\n        return z, None\n', '    if a is not None:\n        return z, torch.nn.functional.linear(h, a)\n    return z, None\n',

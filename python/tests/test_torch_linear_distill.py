@@ -280,6 +280,54 @@ def test_sharded_heads(world):
     world.run(sharded)
 
 
+def parts(rank):
+    """Plain rows, elements of the flattened weight, and parameters of DeepSpeed's ZeRO-3, of 23 rows over 4 ranks; two tokens a
+    rank, one the last"""
+    m, all_of, tokens = Models(pad=V, pad_t=V), dist.group.WORLD, slice(2 * rank, 2 * rank + 2)
+
+    def cut(t, flat):
+        t = t.reshape(-1) if flat else t
+        each = -(-len(t) // 4)
+        padding = torch.full((4 * each - len(t), *t.shape[1:]), math.nan).to(t)
+        return (torch.cat([t, padding]) if flat else t)[each * rank:each * rank + each].clone()
+
+    def zero3(t):
+        held = torch.nn.Parameter(torch.empty(0, dtype=t.dtype))
+        held.ds_tensor, held.ds_shape, held.ds_process_group = cut(t, True), t.shape, all_of
+        return held
+    whole = [t.clone().requires_grad_() for t in (m.h, m.w, m.b)]
+    want = KINDS['jsd']((whole[0] @ whole[1].t() + whole[2]).log_softmax(-1), (m.th @ m.tw.t()).log_softmax(-1)).mean()
+    want.backward()
+    for mode, how in itertools.product(('loss', 'logprob'), ('rows', 'flat', 'zero3')):
+        if how == 'zero3':
+            w, b, tw = map(zero3, (m.w, m.b, m.tw))
+            heads = ct.Head(w, b), ct.Head(tw)
+        else:
+            w, b, tw = (cut(t, how == 'flat').requires_grad_() for t in (m.w, m.b, m.tw))
+            heads = [ct.Head(*of, shard_group=all_of, rows=V) for of in ((w, b), (tw,))]
+        h = m.h[tokens].clone().requires_grad_()
+        got = ct.linear_distill(h, heads[0], m.th[tokens], heads[1], kind='jsd', beta=BETA, mode=mode, chunk_size=1, reduce_group=all_of)
+        torch.testing.assert_close(got.loss, want.detach(), rtol=1e-10, atol=0)
+        got.backward()
+        torch.testing.assert_close(h.grad, whole[0].grad[tokens], rtol=1e-9, atol=1e-12)
+        for mine, other in ((w, whole[1]), (b, whole[2])):
+            grad = (mine.ds_tensor if how == 'zero3' else mine).grad
+            torch.testing.assert_close(grad, cut(other.grad, how != 'rows').nan_to_num(0.0), rtol=1e-9, atol=1e-12)  # 0 of padding
+        assert tw.grad is None and (how != 'zero3' or tw.ds_tensor.grad is None and w.grad is None)
+    w = cut(m.w, False).requires_grad_()
+    ct.linear_distill(h, ct.Head(w, cut(m.b, False), shard_group=all_of, rows=V, grad_reduction='mean'), m.th[tokens], ct.Head(m.tw),
+                      kind='jsd', beta=BETA, reduce_group=all_of).backward()
+    torch.testing.assert_close(w.grad, cut(whole[1].grad, False) / 4, rtol=1e-9, atol=1e-12)
+    for head, words in ((ct.Head(cut(m.w, False)[1:], shard_group=all_of, rows=V), 'is shared by 4 ranks, and rank'),
+                        (ct.Head(cut(m.w, False), shard_group=all_of), 'rows= .* is needed'), (ct.Head(m.w, rows=V), 'no ranks share its weight')):
+        with pytest.raises(ValueError, match='linear_distill: the .* of head .*' + words):
+            ct.linear_distill(h, head, m.th[tokens], ct.Head(m.tw))
+
+
+def test_parts_of_heads_without_dtensors(world):
+    world.run(parts)
+
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'examples/distill'))
 
 
@@ -354,7 +402,8 @@ def test_what_does_not_fit_is_refused():
         'vocab is 25, head has 28 columns and teacher_head 24': dict(head=ct.Head(m.w, vocab=25)),
         'expected the same tokens': dict(teacher_hidden=m.th[1:]), 'mask is ': dict(mask=m.mask[1:]),
         'beta is 2': dict(head=ct.Head(m.w, vocab=V), kind='jsd', beta=2.0), 'chunk_size is -1': dict(head=ct.Head(m.w, vocab=V), chunk_size=-1),
-        'the Head of head has main_grad=True': dict(head=ct.Head(m.w, main_grad=True)),
+        'the Head of head has main_grad=True, which is not done here; leave it out, and add weight.grad': dict(head=ct.Head(m.w, main_grad=True)),
+        "the Head of head has grad_reduction='sum', which is not done here; no ranks share": dict(head=ct.Head(m.w, grad_reduction='sum')),
         "d_hidden is 'reduce_scatter'": dict(head=ct.Head(m.w, d_hidden='reduce_scatter')),
         'weight of teacher_head is ': dict(teacher_head=m.tw[:, 1:]), 'expected one dtype': dict(teacher_head=m.tw.float()),
         'teacher_hidden is a NoneType': dict(teacher_hidden=None), "teacher_temperature is 'hot'": dict(teacher_temperature='hot'),

@@ -30,8 +30,10 @@ from .types import Divergence, Group, LinearDistillOptions, Reduction
 
 _WHAT, _TEACHER = Named('linear_distill'), Named('linear_distill', hidden='teacher_hidden', weight='teacher_head')
 # Of a Head: what is read of it, in addition to weight and bias, and what only a DTensor's has
-_READ = 'softcap', 'scale', 'tp_group', 'vocab', 'd_hidden', 'lora', 'budget', 'logits_dtype', 'gemm'
+_READ = 'softcap', 'scale', 'tp_group', 'vocab', 'd_hidden', 'lora', 'budget', 'logits_dtype', 'gemm', 'shard_group', 'rows'
 _PLACED = 'grad_reduction',
+_INSTEAD = {'main_grad': 'leave it out, and add weight.grad to main_grad after backward', 'grad_reduction':
+            'no ranks share its weight: leave it out'}
 
 
 def _sides(hidden: Any, params: Any, teacher: Any, casts: Any) -> tuple[Tensors, Tensors]:
@@ -135,14 +137,12 @@ def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: floa
     """(hidden [T, H], this rank's rows of the head, its Side, tp_group, Head)"""
     head, weight, bias, tp_group = read(what, given, tp_group)
     is_placed = placed.is_placed(weight) or placed.is_placed(bias)
+    shared = head.shard_group is not None or any(map(placed.is_partitioned, (weight, bias)))
     for name in FIELDS if head is not PLAIN else ():
-        if name in ('weight', 'bias', *_READ) or name in _PLACED and is_placed or getattr(head, name) == getattr(PLAIN, name):
+        if name in ('weight', 'bias', *_READ) or name in _PLACED and (is_placed or shared) or getattr(head, name) == getattr(PLAIN, name):
             continue
-        raise ArgumentError("linear_distill: the Head of %s has %s=%r, which is not done here; leave it out%s" % (
-            argument, name, getattr(head, name), ', and pass a DTensor' if name in ('shard_group', 'rows', *_PLACED) else ''))
-    if hasattr(weight, 'ds_tensor'):
-        raise ArgumentError("linear_distill: %s is a parameter of DeepSpeed's ZeRO-3, expected one that is here; gather it "
-                            "(deepspeed.zero.GatheredParameters)" % argument)
+        raise ArgumentError("linear_distill: the Head of %s has %s=%r, which is not done here; %s" % (argument, name, getattr(
+            head, name), _INSTEAD.get(name, 'leave it out')))
     if not isinstance(hidden, torch.Tensor) or not isinstance(weight, torch.Tensor) or hidden.dim() < 1:
         raise ArgumentError("linear_distill: %s is %s and the weight of %s %s, expected [..., H] and [Vl, H]" % (
             what.hidden, said(hidden), argument, said(weight)))
@@ -153,6 +153,16 @@ def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: floa
         lora = (*(t.to(hidden.dtype) for t in pair), by)
     if is_placed:
         weight, bias = placed.gathered(what, head, hidden, weight, bias, comm)
+    elif shared:
+        if head.rows is None and not placed.is_partitioned(weight):
+            raise ArgumentError("linear_distill: the Head of %s has shard_group, so rows= (the rows of all its ranks together) is needed" % argument)
+        weight = placed.whole(what, 'linear_distill: the weight of ' + argument, head, weight, head.shard_group,
+                              (integer('linear_distill: rows', head.rows or 0), hidden.shape[-1]), hidden.device, comm)
+        if bias is not None:
+            bias = placed.whole(what, 'linear_distill: the bias of ' + argument, head, bias, head.shard_group, (len(weight),), hidden.device, comm)
+    elif head.rows is not None:
+        raise ArgumentError("linear_distill: the Head of %s has rows=%s, and no ranks share its weight; pass shard_group=, or leave it out" % (
+            argument, head.rows))
     for t, shape, name in ((weight, (None, hidden.shape[-1]), 'weight'), (bias, (len(weight),), 'bias'),
                            (lora[0], (None, hidden.shape[-1]), 'A'), (lora[1], (len(weight), None), 'B')):
         if t is not None and (t.dim() != len(shape) or any(n is not None and n != m for n, m in zip(shape, t.shape))
@@ -228,8 +238,8 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
                    tp_group: Group | None = None, mode: Literal['loss', 'logprob'] = 'loss', chunk_size: int | None = None) -> Any:
     """distill() of the logits of two models, hidden x weight^T (+ a bias) of each, of which one chunk of tokens exists at a time.
 
-    The two differ freely in width, dtype and padding of the vocabulary. The teacher gets no gradient. Both heads may be DTensors, and
-    are gathered once in forward. 16-bit hidden states make f32 logits, unless a Head's logits_dtype is theirs. Tokens whose mask is
+    The two differ freely in width, dtype and padding of the vocabulary. The teacher gets no gradient. Both heads may be DTensors,
+    parts that ranks share (shard_group, rows) or parameters of DeepSpeed's ZeRO-3, and are gathered once in forward. 16-bit hidden states make f32 logits, unless a Head's logits_dtype is theirs. Tokens whose mask is
     0 take no part in products' results, and are not read. Inside of autocast, hidden states and heads are cast as
     torch.nn.functional.linear() would.
 
@@ -237,7 +247,7 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
         hidden: [..., H], the student's, on all ranks of tp_group the same.
         head: [Vl, H], this rank's rows; or a Head with a bias, softcap, scale, vocab, tp_group, lora, d_hidden "all_reduce" or
             "partial", budget (bytes of a chunk's logits of both, on several ranks two of the student's; 0: 640 MiB, of mode "logprob"
-            1 GiB), logits_dtype, gemm, and if its weight is a DTensor grad_reduction.
+            1 GiB), logits_dtype, gemm, shard_group, rows, and if ranks share its weight grad_reduction.
         teacher_hidden: [..., H of the teacher], of the same tokens.
         teacher_head: as head.
         kind: as in distill().
@@ -294,8 +304,8 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
             said(hidden), said(teacher_hidden)))
     if of.d_hidden not in ('all_reduce', 'partial') or mask is not None and (
             not isinstance(mask, torch.Tensor) or mask.shape != hidden.shape[:-1] or mask.device != h.device):
-        raise ArgumentError("linear_distill: d_hidden is %r and mask is %s, expected 'all_reduce' or 'partial', and %s or None" % (
-            of.d_hidden, said(mask), list(hidden.shape[:-1])))
+        raise ArgumentError("linear_distill: d_hidden is %r and mask is %s, expected 'all_reduce' or 'partial', whose gradient you can "
+                            "reduce_scatter(), and %s or None" % (of.d_hidden, said(mask), list(hidden.shape[:-1])))
     refuse_complex('linear_distill', mask)
     begin, vocab = _tables(comm, tp, (len(params[0]), len(t_params[0])),
                            (columns_of(_WHAT, of.vocab), columns_of(_TEACHER, t_of.vocab)))

@@ -387,24 +387,32 @@ def gathered(what: Named, of: Head, hidden: Any, weight: Any, bias: Any, comm: C
     return Gathered.apply(weight, shares, rows), None if bias is None else Gathered.apply(bias, shares, rows)
 
 
-def _of_elements(what: Named, named: str, of: Head, t: Any, device: Any, tp: Comm) -> Any:
-    """All of a parameter of DeepSpeed's ZeRO-3, of which each rank has so many elements, the last ones some of padding."""
-    shape = tuple(t.ds_shape)
-    part, group, _ = partitioned(t, None)
+def is_partitioned(t: Any) -> bool:
+    """Is it a parameter of DeepSpeed's ZeRO-3, whose elements are elsewhere now?"""
+    return hasattr(t, 'ds_tensor') and t.numel() == 0
+
+
+def whole(what: Named, named: str, of: Head, t: Any, group: Any, shape: tuple[int, ...], device: Any, tp: Comm) -> Any:
+    """All [shape] of a plain tensor of which each rank of a group has rows, or, flattened, elements, the last ones some of padding;
+    or of a parameter of DeepSpeed's ZeRO-3. Gradients go back to where they are."""
+    if is_partitioned(t):
+        shape = tuple(t.ds_shape)
+        t, group, _ = partitioned(t, group)
     comm = groups.comm_of(group, device, named)
-    groups.require_apart(what, tp, "the ranks that share the Head's lora", comm)
-    count = math.prod(shape)
+    groups.require_apart(what, tp, 'the ranks that share ' + named.split(': ')[-1], comm)
+    count = shape[0] if t.dim() == len(shape) else math.prod(shape)
     each = -(-count // comm.size)
-    if part.shape not in ((each,), (max(min(count - each * comm.rank, each), 0),)):
-        raise ArgumentError("%s is a parameter of DeepSpeed's ZeRO-3 of %s, of which this rank has %s elements, expected [%d]: rank %d "
-                            "of %d's part" % (named, list(shape), list(part.shape), each, comm.rank, comm.size))
-    part, _ = averaged(what, part, None, t, of.grad_reduction, comm.size, None, False)
+    own, tail = max(min(count - each * comm.rank, each), 0), shape[1:] if t.dim() == len(shape) else ()
+    if t.shape not in ((own, *tail), (own if tail else each, *tail)):
+        raise ArgumentError("%s of %s is shared by %d ranks, and rank %d has %s of it, expected %s: its part" % (
+            named, list(shape), comm.size, comm.rank, list(t.shape), [own, *tail] if tail else [each]))
+    part, _ = averaged(what, t, None, t, of.grad_reduction, comm.size, None, False)
     return Gathered.apply(part, comm, count).view(shape)
 
 
-def factors(what: Named, of: Head, hidden: Any, comm: Comm, whole: bool) -> tuple[Any, Any, float]:
+def factors(what: Named, of: Head, hidden: Any, comm: Comm, uncut: bool) -> tuple[Any, Any, float]:
     """A and B of a Head's LoRA, whole but for rows of B that other ranks of the vocabulary @comm have, and its scale; gradients
-    go back to where the rows are. whole: all of these ranks have the whole weight."""
+    go back to where the rows are. uncut: all of these ranks have the whole weight."""
     given: Any = of.lora
     if not (isinstance(given, tuple) and len(given) == 3 and all(isinstance(t, torch.Tensor) for t in given[:2])):
         raise ArgumentError("%s: the Head's lora is %s, expected (A [r, H], B [Vl, r], scale)" % (
@@ -412,11 +420,11 @@ def factors(what: Named, of: Head, hidden: Any, comm: Comm, whole: bool) -> tupl
     tp, made = groups.world_ranks(comm) if comm.size > 1 else (), []
     for name, t in zip('AB', given):
         named = "%s: %s of the Head's lora" % (what, name)
-        if t.numel() == 0 and hasattr(t, 'ds_tensor'):
-            t = _of_elements(what, named, of, t, hidden.device, comm)
+        if is_partitioned(t):
+            t = whole(what, named, of, t, None, (), hidden.device, comm)
         if is_placed(t):
             part, found = rows_of(named, t, tp)
-            if (found.columns is not None) if name == 'A' else found.whole and not whole:
+            if (found.columns is not None) if name == 'A' else found.whole and not uncut:
                 raise ArgumentError("%s is %s, expected %s over tp_group" % (named, said(t), 'Replicate()' if name == 'A' else 'Shard(0)'))
             shares, copies = (None if ranks is None else groups.comm_of_ranks(ranks, hidden.device)
                               for ranks in (found.group, found.copies))
