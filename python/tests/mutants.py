@@ -488,6 +488,9 @@ MUTANTS = {
         'test_torch_linear_distill.py', 'can_be_moved'),
     'an id that is none costs nothing where the teacher has 0': (
         'torch/losses.py', 'd.masked_fill(lp.isnan().any(-1), torch.nan)', 'd', 'test_torch_losses.py', 'top_k_special'),
+    'one rank asks again for heads of another padding': (
+        'torch/linear_distill.py', 'key = asked if most is None else', 'key = asked if True else', 'test_torch_linear_distill.py',
+        'other_paddings'),
     'rows of a head lie where they lay': (
         'torch/linear_distill.py', 'out[lo - first:hi - first] =', 'out[lo - begin:hi - begin] =', 'test_torch_linear_distill.py', 'rows_of_a_head'),
     'values of several numbers per token are spread as if of one': (

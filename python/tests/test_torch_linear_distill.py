@@ -371,6 +371,28 @@ def test_shards_of_other_columns_are_refused_and_can_be_moved(world):
                         "same; move the rows of a frozen teacher with colobridge.torch.reshard_head(weight, columns, group=)")
 
 
+def test_heads_of_other_paddings_on_one_group():
+    """A rank without padding cannot see that the last one has another, so no rank may ask for that."""
+    m = Models()
+
+    def one_rank(world):
+        said = []
+        for more, more_t in ((0, 0), (5, 1), (0, 5), (5, 5)):
+            h, rows = m.h.clone().requires_grad_(), [cut(V + n, world.rank, 2) for n in (more, more_t)]
+            head, teacher = (ct.Head(w[of], vocab=(of.start, V), tp_group=world) for w, of in zip((m.w, torch.cat([m.tw, m.tw])), rows))
+            ct.linear_distill(h, head, m.th, teacher).loss.backward()
+            said.append(h.grad.clone())
+        with pytest.raises(ValueError, match=re.escape('vocab of the heads is [22, 23]')):  # what was asked for is another pair
+            ct.linear_distill(m.h, head, m.th, ct.Head(teacher.weight, vocab=(of_rank(world), V - 1), tp_group=world))
+        return said
+
+    def of_rank(world):
+        return cut(V, world.rank, 2).start
+    for said in cb.run_threads(2, one_rank):
+        for grad in said:
+            torch.testing.assert_close(grad, said[0], rtol=1e-12, atol=1e-14)
+
+
 def moves(rank, monkey):
     if monkey:  # several rounds
         module = sys.modules['colobridge.torch.linear_distill']

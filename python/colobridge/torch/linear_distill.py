@@ -183,15 +183,18 @@ def _tables(comm: Comm, group: Any, rows: tuple[int, int], vocab: tuple[Any, Any
     heads' rows."""
     begins = [(comm.rank * n if at[0] is None else at[0]) for n, at in zip(rows, vocab)]
     asked = (*begins, *(begin + n for begin, n in zip(begins, rows)), *(at[2] or 0 for at in vocab))
+    most = min((at[2] for at in vocab if at[2]), default=None)
+    # without padding: of another one the other ranks know nothing, and would not ask again
+    key = asked if most is None else (*(min(n, most) for n in asked[:4]), *asked[4:])
     kept = comm.__dict__.setdefault('_distilled', {})
-    if asked not in kept:
+    if key not in kept:
         every = [asked]
         if comm.size > 1:
             host = comm if comm.backend != 'nccl' else groups.comm_of(group, torch.device('cpu'))
             with groups.telling(comm):
                 every = [tuple(map(int, told.decode().split())) for told in host.gather_bytes(b' '.join(b'%020d' % n for n in asked))]
-        kept[asked] = _common(comm.rank, every)
-    found = kept[asked]
+        kept[key] = _common(comm.rank, every)
+    found = kept[key]
     if isinstance(found, str):
         raise ArgumentError(found)
     return found
