@@ -43,16 +43,18 @@ __device__ void gradient(const colo_distill_args &p, const row_numbers<R> &k, R 
     const R factor = k.by.factor, cap = k.by.cap;
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        const R v = x_of(x[e], factor, cap),
-                q = p.probs ? w[e] : exp_of(x_of(w[e], k.by.target_factor, k.by.target_cap) -
-                                             k.pair.mv - k.pair.log_sum_v);
-        const R prob = exp_of(v - k.pair.m - k.pair.log_sum);
+        const R dx = below(x[e], factor, cap, k.pair.m),
+                dv = below(w[e], k.by.target_factor, k.by.target_cap, k.pair.mv),
+                q = p.probs ? w[e] : exp_of(dv - k.pair.log_sum_v),
+                prob = exp_of(dx - k.pair.log_sum);
         R dz = k.g * (k.q_all * prob - q);
         if (p.divergence != COLO_DIVERGENCE_FORWARD_KL && k.up != 0 && prob > 0)
             dz += k.up * other_slope<R>(p, k, prob, x[e], w[e]);
         dz *= factor;
-        if (cap > 0)
-            dz *= 1 - (v / cap) * (v / cap);
+        if (cap > 0) {
+            const R part = x_of(x[e], factor, cap) / cap;
+            dz *= 1 - part * part;
+        }
         x[e] = dz;
     }
 }

@@ -114,27 +114,6 @@ template <typename R> __device__ void take(sums<R> &a, R dx, R dv, R q, bool rev
     take_near(a, reverse ? p : q, reverse ? q : p, reverse ? dx - dv : dv - dx);
 }
 
-/* N columns; @x and @v hold what the row has there, -inf where it has nothing. @w: probabilities.
- */
-template <typename R, int N>
-__device__ void absorb(sums<R> &a, const R *x, const R *v, const R *w, bool probs, bool reverse)
-{
-    R top = a.mx, top_v = a.mv;
-#pragma unroll
-    for (int e = 0; e < N; e++) {
-        top = max_nan(top, x[e]);
-        top_v = max_nan(top_v, v[e]);
-    }
-    if (top != a.mx || top_v != a.mv)
-        raise(a, top, top_v, probs, reverse);
-    const R bx = base_of(a.mx), bv = probs ? (R)0 : base_of(a.mv);
-#pragma unroll
-    for (int e = 0; e < N; e++) {
-        const R dv = v[e] - bv;
-        take(a, x[e] - bx, dv, probs ? w[e] : exp_of(dv), reverse);
-    }
-}
-
 /* A whole vector of logits and of a teacher's: x = factor z, v = target_factor w, factors positive.
  */
 template <typename D>
@@ -169,17 +148,29 @@ __device__ void read_columns(sums<typename D::real> &a, const colo_distill_args 
     using R = typename D::real;
     constexpr int N = D::N;
     for (int64_t j = from + (int64_t)threadIdx.x * N; j < end; j += (int64_t)THREADS * N) {
-        R x[N], w[N], v[N];
-        fetch<D, E>(p, row, targets, j, x, w);
+        R z[N], w[N], v[N], top = a.mx, top_v = a.mv;
+        fetch<D, E>(p, row, targets, j, z, w);
 #pragma unroll
         for (int e = 0; e < N; e++) {
             const bool there = j + e >= 0 && j + e < end;
-            x[e] = there ? x_of(x[e], by.factor, by.cap) : minus_inf<R>();
+            top = max_nan(top, there ? x_of(z[e], by.factor, by.cap) : minus_inf<R>());
             /* the logarithm of a negative one is NaN, as it must be */
-            v[e] = !there ? minus_inf<R>() : p.probs ? log(w[e]) : x_of(w[e], by.target_factor, by.target_cap);
-            w[e] = there ? w[e] : (R)0;
+            v[e] = !there    ? minus_inf<R>()
+                   : p.probs ? log(w[e])
+                             : x_of(w[e], by.target_factor, by.target_cap);
+            top_v = max_nan(top_v, v[e]);
         }
-        absorb<R, N>(a, x, v, w, p.probs, p.divergence == COLO_DIVERGENCE_REVERSE_KL);
+        const bool reverse = p.divergence == COLO_DIVERGENCE_REVERSE_KL;
+        if (top != a.mx || top_v != a.mv)
+            raise(a, top, top_v, p.probs, reverse);
+        const R bx = base_of(a.mx), bv = base_of(a.mv);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            if (j + e < 0 || j + e >= end)
+                continue;
+            const R dv = p.probs ? v[e] : below(w[e], by.target_factor, by.target_cap, bv);
+            take(a, below(z[e], by.factor, by.cap, bx), dv, p.probs ? w[e] : exp_of(dv), reverse);
+        }
     }
 }
 

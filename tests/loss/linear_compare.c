@@ -410,7 +410,7 @@ void linear_case_compare(const linear_case_t *c, const char *label)
                 compare_d_hidden(c, label, d, t, &in, &ref, &s);
         }
         if ((c->config.logprob.want_correct || c->config.logprob.want_argmax) &&
-            closes > 1 + c->tokens / (roundoff(c->dtype) > 0x1p-24 ? 3 : 10)) /* of 16 bits: more */
+            closes > 1 + c->tokens / (roundoff(c->dtype) > 0x1p-24 ? 2 : 10)) /* of 16 bits: more */
             fail_msg("%s: replica %d: %d of %d tokens are too close to call", label, d, (int)closes,
                      (int)c->tokens);
         add_slack(c, &in, &ref, &s, tw, tb);
