@@ -491,6 +491,8 @@ MUTANTS = {
     'one rank asks again for heads of another padding': (
         'torch/linear_distill.py', 'key = asked if most is None else', 'key = asked if True else', 'test_torch_linear_distill.py',
         'other_paddings'),
+    'weights of tokens that are columns of a table are refused': (
+        'torch/linear_distill.py', 'weights.to(run.real).contiguous()', 'weights.to(run.real)', 'test_torch_linear_distill.py', 'any_strides'),
     'rows of a head lie where they lay': (
         'torch/linear_distill.py', 'out[lo - first:hi - first] =', 'out[lo - begin:hi - begin] =', 'test_torch_linear_distill.py', 'rows_of_a_head'),
     'values of several numbers per token are spread as if of one': (

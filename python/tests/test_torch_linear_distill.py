@@ -371,6 +371,17 @@ def test_shards_of_other_columns_are_refused_and_can_be_moved(world):
                         "same; move the rows of a frozen teacher with colobridge.torch.reshard_head(weight, columns, group=)")
 
 
+@pytest.mark.parametrize('mode', MODES)
+def test_weights_of_tokens_have_any_strides(mode):
+    m = Models(torch.float32)
+    wide = torch.rand(T, 3, generator=torch.Generator().manual_seed(5))
+    for weights in (wide[:, 1], torch.full((1,), 0.5).expand(T), wide[:, 1].double()):
+        want, got = (found(m, 0, 1, None, 'jsd', 'sum', w, mode, 3) for w in (weights.contiguous(), weights))
+        assert torch.equal(got[0], want[0])
+        for name, have, wanted in zip(LEAVES, got[1], want[1]):
+            assert torch.equal(have, wanted), name
+
+
 def test_heads_of_other_paddings_on_one_group():
     """A rank without padding cannot see that the last one has another, so no rank may ask for that."""
     m = Models()

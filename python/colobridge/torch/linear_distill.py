@@ -73,7 +73,7 @@ def _Known(ctx: Any, work: Work, teacher: Any, mask: Any, weights: Any, of: Any,
     sides = _sides(hidden, params, teacher, casts)
     early = sides[0].weight.dtype != torch.float64 and (need[1] or need[2])
     run = run_of(work, sides, need, early, _sums(params, casts) or not early)
-    up = None if weights is None else weights.to(run.real)
+    up = None if weights is None else weights.to(run.real).contiguous()
     with groups.telling(work.comm):
         if early:
             losses, kept, shared = run.forward(sides, mask, True, up)
