@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _structs as s
-from .._lib import call, lib, size_of
+from .._lib import call, size_of
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, Error, FailedError
 from ..tensor import torch_dtype
