@@ -146,9 +146,9 @@ def relayout(x: torch.Tensor, cu_seqlens: Integers | None, src: Cut, dst: Cut, *
         tp_group: the ranks of sequence parallelism, which cut what a rank of group has into equal parts, on both sides; one
             exchange over both groups. Then both are torch's.
         pad: cu_seqlens are the lengths without padding. Each cut pads them to the least that it takes: "zigzag" to a multiple of
-            twice the ranks, "block" of the ranks, "contiguous" the sum, behind the last sequence. x has the padding of src, the
-            result that of dst, which is 0; padding does not travel, and its gradient is 0. A compiled graph breaks here: it does
-            not know how many rows come.
+            twice the ranks, "block" of the ranks, "contiguous" the sum, behind the last sequence; one rank pads nothing. x has the
+            padding of src, the result that of dst, which is 0; padding does not travel, and its gradient is 0. A compiled graph
+            breaks here: it does not know how many rows come.
         dim: the axis of the rows.
 
     Returns:
