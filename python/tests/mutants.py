@@ -66,10 +66,10 @@ MUTANTS = {
         'torch/support.py', 'plan.rows.spread(heat.given.detach().to(torch.float32), 1.0)', 'heat.given.detach().to(torch.float32).contiguous()',
         'test_torch_temperature.py', 'any_strides'),
     'ranks do not compare temperatures': (
-        'torch/alike.py', "return {'targets': target.long()} if heat is None else {", "return {'targets': target.long()} if True else {",
+        'torch/alike.py', 'if heat is not None:', 'if False:',
         'test_torch_temperature.py', 'are_told'),
     'temperatures of ignored tokens are compared': (
-        'torch/alike.py', '.masked_fill(target == ignore_index, 1.0)', '', 'test_torch_temperature.py', 'are_told'),
+        'torch/alike.py', '.masked_fill(ignored, 1.0)', '', 'test_torch_temperature.py', 'are_told'),
     'the last window of a sequence has the first token behind it': (
         'compat/nemo_rl_groups.py', 'if comm.rank + 1 < comm.size:\n            last = firsts[comm.rank + 1]', 'if True:\n            last = firsts[(comm.rank + 1) % comm.size]',
         'test_compat_groups.py', 'next_position'),
@@ -194,6 +194,14 @@ MUTANTS = {
         'torch/linear.py', 'if comm.check_level > 1:', 'if False:', 'test_torch_linear.py', 'bring_other_things'),
     'targets of a vocabulary\'s ranks are not compared': (
         'torch/logprob.py', 'if not masked and comm.check_level > 1:', 'if False:', 'test_torch_linear.py', 'bring_other_things'),
+    'ranks may weigh tokens otherwise': (
+        'torch/alike.py', 'if weights is not None:', 'if False:', 'test_torch_linear.py', 'weigh_tokens'),
+    'ranks may have other groups': (
+        'torch/alike.py', 'if grouping is not None:', 'if False:', 'test_torch_linear.py', 'weigh_tokens'),
+    'groups of ignored tokens are compared': (
+        'torch/alike.py', '.long().masked_fill(ignored, 0)', '.long()', 'test_torch_linear.py', 'weigh_tokens'),
+    'losses without a reduction may be weighed otherwise': (
+        'torch/nll.py', 'beside=(weights,)))[0]', 'beside=()))[0]', 'test_torch_linear.py', 'weigh_tokens'),
     'hidden states of ignored tokens are compared': (
         'torch/alike.py', '[target.reshape(-1) != ignore_index]', '', 'test_torch_linear.py', 'bring_other_things'),
     **BRIDGES,

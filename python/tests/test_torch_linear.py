@@ -92,6 +92,34 @@ def test_ranks_of_a_vocabulary_that_bring_other_things_are_named(what, level):
     cb.run_threads(4, lambda world: brings(world, what, level))
 
 
+def weighs(world):
+    h, w, _, t, _ = case((8,))
+    lo, hi = CUTS[world.rank], CUTS[world.rank + 1]
+    ignored = t == -100
+    assert ignored.any()
+    for fn in (linear_nll, ct.nll):
+        args = (h, w[lo:hi]) if fn is linear_nll else (h.nan_to_num() @ w[lo:hi].t(),)
+
+        def call(mask, groups, numbers, **options):
+            given = {} if groups is None else dict(groups=groups, group_weight=numbers)
+            return fn(*args, target=t, tp_group=world, vocab=(lo, None), mask=mask, **given, **options)
+        world.set_check(2)
+        mask, groups, numbers = torch.linspace(.5, 1, len(t)), torch.arange(len(t)) % 2, (1.0, 2.0)
+        other = torch.arange(world.rank * 1.0, world.rank + len(t))
+        call(torch.where(ignored, other, mask), torch.where(ignored, world.rank % 2, groups), numbers)  # nobody reads them
+        bad = world.rank == 2
+        for of, given in (('weights of tokens', (mask * (.9 if bad else 1), None, None)), ('groups', (mask, 1 - groups if bad else groups, numbers)),
+                          ('group weights', (None, groups, (1.0, 2.0 + bad)))):
+            with pytest.raises(cb.MismatchError, match=r'ranks \[0, 1, 3\] and \[2\] bring other %s; expected the same' % of):
+                call(*given)
+        with pytest.raises(cb.MismatchError, match='bring other weights of tokens'):
+            call(mask * (.9 if bad else 1), None, None, reduction='none', **({'mode': 'auto'} if fn is linear_nll else {}))
+
+
+def test_ranks_of_a_vocabulary_that_weigh_tokens_otherwise_are_named():
+    cb.run_threads(4, weighs)
+
+
 def scattered(world):
     h, w, _, t, _ = case((8,))
     lo, hi = CUTS[world.rank], CUTS[world.rank + 1]

@@ -85,10 +85,16 @@ def compare(what: str, comm: Comm, group: Any, given: dict[str, Any]) -> None:
                                     % (what, ranks, name), STATUS['ERR_MISMATCH'])
 
 
-def of_tokens(target: Any, heat: Any, ignore_index: int) -> dict[str, Any]:
-    """What is compared of targets, and of temperatures, OfTokens or None"""
-    return {'targets': target.long()} if heat is None else {
-        'targets': target.long(), 'temperatures': heat.given.detach().to(torch.float32).masked_fill(target == ignore_index, 1.0)}
+def of_tokens(target: Any, heat: Any, ignore_index: int, weights: Any = None, grouping: Any = None) -> dict[str, Any]:
+    """What is compared of targets, of temperatures (OfTokens), weights [..], and groups (Grouping), each of which may be None"""
+    made, ignored = {'targets': target.long()}, target == ignore_index
+    if heat is not None:
+        made['temperatures'] = heat.given.detach().to(torch.float32).masked_fill(ignored, 1.0)
+    if weights is not None:
+        made['weights of tokens'] = weights.masked_fill(ignored, 0.0)
+    if grouping is not None:
+        made |= {'groups': grouping.index.view(target.shape).long().masked_fill(ignored, 0), 'group weights': grouping.weight}
+    return made
 
 
 def used(hidden: Any, target: Any, ignore_index: int) -> Any:

@@ -223,9 +223,10 @@ def _compared(ctx: Any, g: Any, made: list[Any]) -> None:
 
 def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: Any, names: tuple[str, ...], mode: str,
             begins: str | None, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS,
-            support: Support | None = None, class_weight: ClassWeight | None = None) -> tuple[Any, Any, Any, Any, Any, Any, Call]:
+            support: Support | None = None, class_weight: ClassWeight | None = None,
+            beside: tuple[Any, ...] = ()) -> tuple[Any, Any, Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. head: read()'s. begins: do gradients begin in forward: 'loss' in
-    either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all."""
+    either way, 'sums' as sums for later, in fp32, 'known' as they will be, None if not at all. beside: as planned() has it."""
     of, weight, bias, tp_group = head
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
             isinstance(target, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))):
@@ -293,7 +294,7 @@ def prepare(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target: 
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
     if comm.check_level > 1:
-        given = {**alike.of_tokens(target, heat, plan.config.ignore_index), **({} if a is None else {"the LoRA's A": a})}
+        given = {**alike.of_tokens(target, heat, plan.config.ignore_index, *beside), **({} if a is None else {"the LoRA's A": a})}
         if hidden.shape[:-1].numel() == target.numel():  # else each rank has tokens of its own (reduce_scatter)
             given['hidden states'] = alike.used(hidden, target, plan.config.ignore_index)
         alike.compare(what, comm, tp_group, given)
@@ -488,7 +489,7 @@ def of_hidden(what: Named, hidden: Any, head: tuple[Head, Any, Any, Any], target
     *tensors, o = prepare(
         what, hidden, head, target, names, 'logprob' if mode == 'loss' else mode,
         ('loss' if known is None else 'known') if mode == 'loss' and trains else None,
-        numbers, support=support, class_weight=class_weight)
+        numbers, support=support, class_weight=class_weight, beside=(weights, grouping))
     groups.require_apart(what, o[1], 'reduce_group', group)
     if weights is not None or grouping is not None:
         weights = counted(weights, target, o[0].config, o[0].real)

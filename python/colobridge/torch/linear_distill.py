@@ -175,7 +175,7 @@ def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: floa
     check_gemm('linear_distill', head.gemm, argument)
     side = Side(number('linear_distill: softcap', head.softcap or 0.0), number('linear_distill: scale', head.scale), temperature, lora[2],
                 head.logits_dtype in (None, torch.float32), head.gemm)
-    return hidden.reshape(-1, hidden.shape[-1]), (weight, bias, *lora[:2]), side, tp_group, head
+    return hidden.reshape(hidden.shape[:-1].numel(), hidden.shape[-1]), (weight, bias, *lora[:2]), side, tp_group, head
 
 
 def _tables(comm: Comm, group: Any, rows: tuple[int, int], vocab: tuple[Any, Any]) -> tuple[int, int]:
@@ -242,9 +242,9 @@ def linear_distill(hidden: torch.Tensor, head: torch.Tensor | Head, teacher_hidd
     """distill() of the logits of two models, hidden x weight^T (+ a bias) of each, of which one chunk of tokens exists at a time.
 
     The two differ freely in width, dtype and padding of the vocabulary. The teacher gets no gradient. Both heads may be DTensors,
-    parts that ranks share (shard_group, rows) or parameters of DeepSpeed's ZeRO-3, and are gathered once in forward. 16-bit hidden states make f32 logits, unless a Head's logits_dtype is theirs. Tokens whose mask is
-    0 take no part in products' results, and are not read. Inside of autocast, hidden states and heads are cast as
-    torch.nn.functional.linear() would.
+    parts that ranks share (shard_group, rows) or parameters of DeepSpeed's ZeRO-3, and are gathered once in forward. 16-bit hidden
+    states make f32 logits, unless a Head's logits_dtype is theirs. Tokens whose mask is 0 are not read. Inside of autocast, hidden
+    states and heads are cast as torch.nn.functional.linear() would.
 
     Args:
         hidden: [..., H], the student's, on all ranks of tp_group the same.

@@ -379,10 +379,10 @@ def logprob_members(members: dict[str, Any], vocab: int, names: tuple[str, ...],
 
 def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_group: Any, columns: Columns,
             in_place: bool, values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: Any = LogprobPlan,
-            support: Support | None = None, more: Any = None,
-            class_weight: ClassWeight | None = None) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
+            support: Support | None = None, more: Any = None, class_weight: ClassWeight | None = None,
+            beside: tuple[Any, ...] = ()) -> tuple[Any, Any, tuple[Any, Comm, bool, Any]]:
     """(logits, what comes with them, (a plan of this kind, .., more)) as VocabParallel takes them. second: targets, or with
-    3 inputs [.., n] or None, and more is the mask then, or None."""
+    3 inputs [.., n] or None, and more is the mask then, or None. beside: what else of tokens alike.of_tokens() compares."""
     masked = kind.INPUTS == 3
     mask, other = (more, more) if masked else (None, second)
     if not isinstance(logits, torch.Tensor) or not isinstance(other, torch.Tensor) and not (masked and other is None):
@@ -405,7 +405,7 @@ def planned(what: Named, logits: Any, second: Any, names: tuple[str, ...], tp_gr
     if plan.copies:
         logits = logits.contiguous()
     if not masked and comm.check_level > 1:
-        alike.compare(what, comm, tp_group, alike.of_tokens(second, heat, plan.config.ignore_index))
+        alike.compare(what, comm, tp_group, alike.of_tokens(second, heat, plan.config.ignore_index, *beside))
     if masked:
         second, more = arranged(plan.rows, second, mask)
         if heat:

@@ -457,12 +457,14 @@ def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, 
     class_weight, columns = ClassWeight.of(what, class_weight), columns_of(what, vocab)
     if reduction == 'none':
         loss = VocabParallel.apply(*planned(what, logits, target, ('loss',), tp_group, columns,
-                                            inplace_backward, numbers, support=support, class_weight=class_weight))[0]
+                                            inplace_backward, numbers, support=support, class_weight=class_weight,
+                                            beside=(weights,)))[0]
         return loss if weights is None else loss * weights.to(loss.dtype)
     comm = across(reduce_group, getattr(logits, 'device', None), what)
     mean, side = reduction == 'mean', []
     if grouping is not None:
-        o = planned(what, logits, target, ('loss',), tp_group, columns, inplace_backward, numbers, support=support, class_weight=class_weight)
+        o = planned(what, logits, target, ('loss',), tp_group, columns, inplace_backward, numbers, support=support,
+                    class_weight=class_weight, beside=(weights, grouping))
         groups.require_apart(what, o[2][1], 'reduce_group', comm)
         plan = o[2][0]
         grouping.counts(counted(weights, target, plan.config, plan.real), weights_of_targets(plan, o[2][1], target, class_weight), mean, comm)
@@ -470,7 +472,8 @@ def of_logits(what: Named, logits: Any, target: Any, reduction: str, mask: Any, 
     at_once = weights is None and class_weight is None
     kind, more = (NllPlan, (mean, comm, side)) if at_once else (LogprobPlan, None)
     o = planned(what, logits, target, ('loss', 'n_valid' if class_weight is None else 'weight'), tp_group,
-                columns, inplace_backward, numbers, kind=kind, support=support, more=more, class_weight=class_weight)
+                columns, inplace_backward, numbers, kind=kind, support=support, more=more, class_weight=class_weight,
+                beside=(weights,))
     groups.require_apart(what, o[2][1], 'reduce_group', comm)
     if at_once:
         return Loss(*VocabParallel.apply(*o), side[0])
