@@ -471,14 +471,8 @@ check_backward(const colo_linear_distill_t *distill, struct colo_linear_call *ca
     const int64_t tokens = saved->hidden.shape[0];
     COLO_TRY(check_upstream(distill, upstream, tokens, early, up));
     COLO_TRY(check_grads(distill, grads, &saved->hidden, early ? NULL : &saved->teacher_hidden));
-    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, tokens, saved->max_valid,
-                                  &call->size));
-    COLO_TRY(colo_linear_set_memory(linear, &call->size, &call->memory));
-    COLO_TRY(colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes));
-    COLO_TRY(colo_linear_place_grads(call, grads));
-    COLO_TRY(colo_linear_set_saved(linear, &call->size, offsets));
-    COLO_TRY(colo_linear_check_shared(&call->size, grads, saved->d_weight));
-    return colo_linear_check_memory(saved->memory, "saved memory", offsets->bytes);
+    return colo_linear_place_backward(call, tokens, saved->max_valid, grads, saved->memory,
+                                      saved->d_weight, offsets);
 }
 
 colo_status_t colo_linear_distill_backward(colo_linear_distill_t *distill,

@@ -194,14 +194,8 @@ check_backward(struct colo_linear_call *call, const colo_linear_logprob_saved_t 
     COLO_TRY(colo_linear_check_upstream(linear, upstream, saved->hidden.shape[0],
                                         linear->config.mode == COLO_LINEAR_LOGPROB_EARLY, up));
     COLO_TRY(colo_linear_check_grads(linear, grads, &saved->hidden));
-    COLO_TRY(colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, saved->hidden.shape[0],
-                                  saved->max_valid, &call->size));
-    COLO_TRY(colo_linear_set_memory(linear, &call->size, &call->memory));
-    COLO_TRY(colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes));
-    COLO_TRY(colo_linear_place_grads(call, grads));
-    COLO_TRY(colo_linear_set_saved(linear, &call->size, offsets));
-    COLO_TRY(colo_linear_check_shared(&call->size, grads, saved->d_weight));
-    return colo_linear_check_memory(saved->memory, "saved memory", offsets->bytes);
+    return colo_linear_place_backward(call, saved->hidden.shape[0], saved->max_valid, grads,
+                                      saved->memory, saved->d_weight, offsets);
 }
 
 colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,

@@ -264,3 +264,20 @@ colo_status_t colo_linear_place_grads(struct colo_linear_call *call,
                                   colo_linear_place(call->workspace, call->memory.reduce),
                                   &call->d_weight, &call->d_bias, &call->fresh);
 }
+
+colo_status_t colo_linear_place_backward(struct colo_linear_call *call, int64_t tokens,
+                                         int64_t max_valid,
+                                         const colo_linear_logprob_grads_t *grads,
+                                         const void *memory, const void *d_weight,
+                                         struct colo_linear_saved *offsets)
+{
+    const colo_linear_logprob_t *linear = call->linear;
+    COLO_TRY(
+        colo_linear_set_size(linear, COLO_LINEAR_LOGPROB_BACKWARD, tokens, max_valid, &call->size));
+    COLO_TRY(colo_linear_set_memory(linear, &call->size, &call->memory));
+    COLO_TRY(colo_linear_check_memory(call->workspace, "workspace", call->memory.bytes));
+    COLO_TRY(colo_linear_place_grads(call, grads));
+    COLO_TRY(colo_linear_set_saved(linear, &call->size, offsets));
+    COLO_TRY(colo_linear_check_shared(&call->size, grads, d_weight));
+    return colo_linear_check_memory(memory, "saved memory", offsets->bytes);
+}

@@ -239,6 +239,13 @@ void colo_linear_place_saved(struct colo_linear_call *call, void *memory,
 /* Checks the head's gradients; writes nothing. Before run */
 colo_status_t colo_linear_place_grads(struct colo_linear_call *call,
                                       const colo_linear_logprob_grads_t *grads);
+/* Size and memory of a backward, and where its gradients go. @memory and @d_weight: as saved;
+ * @offsets: what is where in memory. Before run */
+colo_status_t colo_linear_place_backward(struct colo_linear_call *call, int64_t tokens,
+                                         int64_t max_valid,
+                                         const colo_linear_logprob_grads_t *grads,
+                                         const void *memory, const void *d_weight,
+                                         struct colo_linear_saved *offsets);
 /* A call whose arguments are checked. @up: of its d_logits; NULL: it makes none */
 colo_status_t colo_linear_run(struct colo_linear_call *call,
                               const struct colo_linear_tokens *tokens,
