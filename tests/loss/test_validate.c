@@ -188,7 +188,8 @@ T_CASE(head_on_a_gpu_takes_states_of_that_gpu)
     static float x[TOKENS * HIDDEN];
     static int64_t target[TOKENS], one[1];
     const int64_t shape[] = {TOKENS, HIDDEN};
-    colo_lm_head_t head = {.config = {.mem = COLO_MEM_CUDA, .device = 1}};
+    colo_lm_head_t head = {
+        .config = {.mem = COLO_MEM_CUDA, .device = 1, .dtype = COLO_F32, .hidden = HIDDEN}};
     const struct colo_linear_logprob l = {.head = &head, .dtype = COLO_F32, .hidden = HIDDEN};
     const colo_tensor_t h = colo_tensor_cuda(x, COLO_F32, 1, 2, shape),
                         elsewhere = colo_tensor_cuda(x, COLO_F32, 0, 2, shape),
@@ -222,7 +223,8 @@ T_CASE(gradient_of_hidden_states_has_their_rows)
     static float x[TOKENS * HIDDEN], d[TOKENS * HIDDEN];
     const colo_comm_backend_t threads = {.name = "threads"};
     colo_comm_t group = group_of(&threads, 3);
-    colo_lm_head_t head = {.config = {.mem = COLO_MEM_HOST, .device = -1}};
+    colo_lm_head_t head = {
+        .config = {.mem = COLO_MEM_HOST, .device = -1, .dtype = COLO_F32, .hidden = HIDDEN}};
     struct colo_linear_logprob l = {.head = &head,
                                     .dtype = COLO_F32,
                                     .hidden = HIDDEN,
