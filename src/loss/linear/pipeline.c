@@ -480,19 +480,20 @@ static struct colo_distill_args distill_of(const struct colo_linear_call *call)
 
 static colo_status_t make_stats(const struct colo_linear_call *call)
 {
+    if (!call->linear->teacher)
+        return call->linear->kernels->logprob_stats(&call->args, call->aux);
     const struct colo_distill_args d = distill_of(call);
-    return call->linear->teacher ? call->linear->kernels->distill_stats(&d, call->aux)
-                                 : call->linear->kernels->logprob_stats(&call->args, call->aux);
+    return call->linear->kernels->distill_stats(&d, call->aux);
 }
 
 /* Of rows whose blocks are those of all ranks. */
 static colo_status_t merge(const struct colo_linear_call *call)
 {
     const colo_loss_kernels_t *kernels = call->linear->kernels;
-    const struct colo_distill_args d = distill_of(call);
-    const int64_t sums = d.base.tokens * COLO_DISTILL_SUMS;
     if (!call->linear->teacher)
         return kernels->logprob_merge(&call->args, call->aux);
+    const struct colo_distill_args d = distill_of(call);
+    const int64_t sums = d.base.tokens * COLO_DISTILL_SUMS;
     COLO_TRY(kernels->distill_merge(&d, call->aux));
     if (!colo_distill_twice(&d))
         return COLO_OK;
@@ -521,10 +522,11 @@ static colo_status_t gather_blocks(struct colo_linear_call *call, int64_t unit)
 
 static colo_status_t make_gradient(const struct colo_linear_call *call, int64_t first)
 {
+    if (!call->linear->teacher)
+        return call->linear->kernels->logprob_grad(&call->args, call->aux);
     struct colo_distill_args d = distill_of(call);
     d.targets = colo_linear_element((void *)(uintptr_t)d.targets, d.target_dtype, first);
-    return call->linear->teacher ? call->linear->kernels->distill_grad(&d, call->aux)
-                                 : call->linear->kernels->logprob_grad(&call->args, call->aux);
+    return call->linear->kernels->distill_grad(&d, call->aux);
 }
 
 /* The unit's d_logits; shared ones part by part. */
