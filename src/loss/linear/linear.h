@@ -53,8 +53,9 @@ static inline void *colo_linear_element(void *data, colo_dtype_t dtype, int64_t 
  *   D_HIDDEN  h = beta h + factor z w
  *   D_WEIGHT  w = beta w + factor zT h
  * Any extent may be 0; a sum of nothing is 0 (and bias alone, and beta w). fp32 accumulation for
- * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written. A row of
- * LOGITS and of D_HIDDEN has the same bits whatever rows it comes with, of those that `all` counts.
+ * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written, on GPUs
+ * perhaps two into 16 bits with beta 1: of the product, and of the sum. A row of LOGITS and of
+ * D_HIDDEN has the same bits whatever rows it comes with, of those that `all` counts.
  */
 enum colo_linear_product {
     COLO_LINEAR_LOGITS = 0,
