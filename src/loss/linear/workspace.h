@@ -239,8 +239,8 @@ void colo_linear_place_saved(struct colo_linear_call *call, void *memory,
 /* Checks the head's gradients; writes nothing. Before run */
 colo_status_t colo_linear_place_grads(struct colo_linear_call *call,
                                       const colo_linear_logprob_grads_t *grads);
-/* Size and memory of a backward, and where its gradients go. @memory and @d_weight: as saved;
- * @offsets: what is where in memory. Before run */
+/* Finds size and memory of a backward, and where its gradients go. @memory and @d_weight: of the
+ * saved state; @offsets: out, what begins where in @memory. Before run */
 colo_status_t colo_linear_place_backward(struct colo_linear_call *call, int64_t tokens,
                                          int64_t max_valid,
                                          const colo_linear_logprob_grads_t *grads,
