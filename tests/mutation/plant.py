@@ -44,12 +44,20 @@ def load(path):
 
 @functools.lru_cache(maxsize=None)
 def read(source):
-    """Its text, with that of headers of functions that host and kernels share (src/loss/stat.h) in their place"""
+    """Its text. Headers of functions that host and kernels share (src/loss/stat.h) come first, before an include that
+    would bring them without their bugs."""
+    headers = []
+
     def shared(include):
         header = ROOT / 'src' / include[1]
         content = header.read_text() if header.exists() else ''
-        return content if '\nCOLO_EITHER ' in content else include[0]
-    return re.sub(r'^#include "(loss/[\w-]+\.h)"\n', shared, (ROOT / source).read_text(), flags=re.M)
+        if '\nCOLO_EITHER ' not in content:
+            return include[0]
+        headers.append(content)
+        return '\n'
+    text_of = re.sub(r'^#include "(loss/[\w-]+\.h)"\n', shared, (ROOT / source).read_text(), flags=re.M)
+    headers.sort(key=lambda content: content.count('#include "loss/'))  # those that others include before these
+    return re.sub(r'^(?=#include)', lambda _: ''.join(headers), text_of, count=1, flags=re.M)
 
 
 def edit(mutant):
