@@ -211,7 +211,9 @@ def head(o):
     for name, fn in peers(x, w, t):
         lines.append(Line(name, fn, (x, w), 'three products'))
     lines += [Line('torch, bf16 loss', lambda: F.cross_entropy(F.linear(x, w), t), (x, w), 'three products'),
-              Line('torch, fp32 loss', lambda: F.cross_entropy(F.linear(x, w).float(), t), (x, w), 'three products')]
+              Line('torch, fp32 loss', lambda: F.cross_entropy(F.linear(x, w).float(), t), (x, w), 'three products'),
+              Line('torch.compile, fp32 loss', torch.compile(lambda: F.cross_entropy(F.linear(x, w).float(), t)), (x, w),
+                   'three products')]
     lines = [line for line in lines if not o.only or 'products' in line.name or any(a in line.name for a in o.only)]
     return show(lines, {'want': want}, o.repetitions)
 
