@@ -84,6 +84,12 @@ HEADS = {
         'torch/linear_distill.py', 'weights.to(run.real).contiguous()', 'weights.to(run.real)', 'test_torch_linear_distill.py', 'any_strides'),
     'rows of a head lie where they lay': (
         'torch/linear_distill.py', 'out[lo - first:hi - first] =', 'out[lo - begin:hi - begin] =', 'test_torch_linear_distill.py', 'rows_of_a_head'),
+    'factors of a LoRA have gradients in the dtype of hidden': (
+        'torch/linear_distill.py', 'lora = placed.factors(what, head, hidden, comm, False)',
+        'lora = tuple(x.to(hidden.dtype) if i < 2 else x for i, x in enumerate(placed.factors(what, head, hidden, comm, False)))',
+        'test_torch_linear_distill.py', 'f32_factors'),
+    'strides of an empty batch are passed on': (
+        'torch/linear_distill.py', 'if t is None or not t.numel():', 'if t is None:', 'test_torch_linear_distill.py', 'empty_batch'),
     'backward of chunks has no autocast': (
         'torch/chunks.py', ', under(product):', ':', 'test_torch_chunks.py',
         'as_autocast_had_it'),

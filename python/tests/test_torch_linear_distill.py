@@ -448,3 +448,30 @@ def test_what_does_not_fit_is_refused():
     for weight, columns, said in ((m.w, (0, 29), 'of the 28'), (m.w, 5, 'columns is 5'), ([1.0], (0, 1), 'weight is a list')):
         with pytest.raises(ValueError, match='reshard_head: .*' + re.escape(said)):
             ct.reshard_head(weight, columns, group=None)
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_gradients_of_f32_factors_have_f32_range(dtype, mode):
+    """Gradients of 2^-30, which f16 does not hold, and digits that neither does."""
+    generator = torch.Generator().manual_seed(5)
+    draw = lambda *n: torch.randn(*n, generator=generator, dtype=torch.float64).to(dtype)  # noqa: E731
+    h, w, th, tw = draw(T, H), draw(V, H), draw(T, 3), draw(V, 3)
+    a, b = draw(2, H).float().requires_grad_(), (draw(V, 2).float() / 8).requires_grad_()
+    loss = ct.linear_distill(h, ct.Head(w, lora=(a, b, 2.0)), th, tw, mode=mode, reduction='sum').loss
+    (loss * 2.0 ** -30).backward()
+    z = h.double() @ (w.double() + 2 * b.double() @ a.double()).t()
+    y = (th.double() @ tw.double().t()).log_softmax(-1)
+    want = torch.autograd.grad((y.exp() * (y - z.log_softmax(-1))).sum() * 2.0 ** -30, (a, b))
+    for have, wanted in zip((a.grad, b.grad), want):
+        assert (have != have.to(dtype).float()).any()
+        # each of the logits, of their gradients and of two factors is rounded once
+        assert float((have - wanted).norm() / wanted.norm()) < 8 * torch.finfo(dtype).eps
+
+
+def test_an_empty_batch_may_lie_anyhow():
+    h = torch.randn(0, 16)[:, ::2].requires_grad_()
+    for mode in MODES:
+        loss = ct.linear_distill(h, torch.randn(V, 8), torch.randn(0, 6)[:, ::2], torch.randn(V, 3), mode=mode, reduction='sum').loss
+        loss.backward()
+        assert float(loss.detach()) == 0 and h.grad.shape == (0, 8)

@@ -38,20 +38,23 @@ _INSTEAD = {'main_grad': 'leave it out, and add weight.grad to main_grad after b
 
 def _sides(hidden: Any, params: Any, teacher: Any, casts: Any) -> tuple[Tensors, Tensors]:
     """What is multiplied: of one dtype on a side, columns contiguous. A teacher in f64 is f32 for a student that is not."""
-    student = Tensors(*(_columns(cast(t, casts)) for t in (hidden, *params)))
-    return student, _teacher(student, teacher, casts)
+    student, hers = _side(casts, hidden, *params), _side(casts, teacher[0], *teacher[1])
+    if hers.hidden.dtype == torch.float64 != student.hidden.dtype:
+        hers = Tensors(*(None if t is None else t.float() for t in hers))
+    return student, hers
 
 
-def _teacher(student: Tensors, teacher: Any, casts: Any) -> Tensors:
-    made = [cast(t, casts) for t in (teacher[0], *teacher[1])]
-    if made[0].dtype == torch.float64 != student.hidden.dtype:
-        made = [None if t is None else t.float() for t in made]
-    return Tensors(*map(_columns, made))
+def _side(casts: Any, hidden: Any, weight: Any, bias: Any, a: Any, b: Any) -> Tensors:
+    hidden = cast(hidden, casts)
+    return Tensors(*map(_columns, (hidden, cast(weight, casts), cast(bias, casts), *(
+        None if t is None else t.to(hidden.dtype) for t in (a, b)))))
 
 
 def _columns(t: Any) -> Any:
     """t, whose rows may lie anywhere, but not over each other"""
-    return t if t is None or t.is_contiguous() or t.dim() == 2 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] else t.contiguous()
+    if t is None or not t.numel():  # which is contiguous for PyTorch, whatever its strides
+        return t if t is None else t.new_empty(t.shape)
+    return t if t.is_contiguous() or t.dim() == 2 and t.stride(1) == 1 and t.stride(0) >= t.shape[1] else t.contiguous()
 
 
 def _to(made: list[Any], of: Any, need: Any) -> tuple[Any, ...]:
@@ -97,7 +100,7 @@ def _(ctx: Any, d_value: Any) -> Any:
                           "until the first one; use mode=\"logprob\"")
     if run.early:
         *tensors, mask, kept, shared = saved_tensors(ctx, 'linear_distill: hidden or head')
-        student = Tensors(*(_columns(cast(t, casts)) for t in tensors))
+        student = _side(casts, *tensors)
         with groups.telling(run.work.comm):
             made = run.backward(student, None, mask, by, kept, shared)
     else:
@@ -149,8 +152,7 @@ def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: floa
     comm = groups.comm_of(tp_group, hidden.device, 'linear_distill: tp_group')
     lora: Any = (None, None, 0.0)
     if head.lora is not None:
-        *pair, by = placed.factors(what, head, hidden, comm, False)
-        lora = (*(t.to(hidden.dtype) for t in pair), by)
+        lora = placed.factors(what, head, hidden, comm, False)
     if is_placed:
         weight, bias = placed.gathered(what, head, hidden, weight, bias, comm)
     elif shared:
@@ -169,7 +171,7 @@ def _open(what: Named, hidden: Any, given: Any, tp_group: Any, temperature: floa
                               or t.device != hidden.device or not t.is_floating_point()):
             raise ArgumentError("linear_distill: %s is %s, and %s of %s is %s, expected floats %s on its device" % (
                 what.hidden, said(hidden), name, argument, said(t), ['*' if n is None else n for n in shape]))
-        if t is not None and autocasts(hidden.device)[0][1] is None and t.dtype != hidden.dtype:
+        if t is not None and name in ('weight', 'bias') and autocasts(hidden.device)[0][1] is None and t.dtype != hidden.dtype:
             raise ArgumentError("linear_distill: %s is of %s and %s of %s of %s, expected one dtype" % (
                 what.hidden, hidden.dtype, name, argument, t.dtype))
     check_gemm('linear_distill', head.gemm, argument)
