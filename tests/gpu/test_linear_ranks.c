@@ -6,6 +6,7 @@
  */
 #include "gpu/linear_gpu.h"
 #include "gpu/gpu_ranks.h"
+#include "loss/linear_distill_case.h"
 
 static uint64_t rng;
 static int gpus;
@@ -89,6 +90,45 @@ T_CASE(a_whole_head_on_every_gpu_is_refused)
         assert_fails(linear_case_run(&c), COLO_ERR_MISMATCH,
                      "linear: these are the same logits on 2 ranks; pass tp_group=None");
     }
+}
+
+static void distill(int32_t ranks, int32_t replicas, int i)
+{
+    static const colo_dtype_t dtypes[][2] = {
+        {COLO_F32, COLO_BF16}, {COLO_BF16, COLO_BF16}, {COLO_F16, COLO_F32}, {COLO_F64, COLO_F64}};
+    T_ENDS(linear_distill_free) linear_distill_case_t c;
+    linear_distill_init(&c, ranks, replicas, 2 * (1 + i % 5), 23 + i % 6, (int64_t[]){12, 7},
+                        dtypes[i % 4], &rng);
+    linear_distill_shard(&c, (shard_kind_t)(i % SHARD_KINDS));
+    c.way = (way_t)((i + i / 4) % WAYS);
+    if (c.dtype[0] == COLO_F64 && c.way == BY_EARLY)
+        c.way = BY_LOSS;
+    c.config.distill.divergence = i % 5;
+    c.config.distill.beta = 0.3;
+    c.config.distill.logits.softcap = i % 3 ? 0 : 3;
+    c.config.chunk_size = i % 4;
+    c.config.d_hidden = i % 2 ? COLO_D_HIDDEN_ALL_REDUCE : COLO_D_HIDDEN_REDUCE_SCATTER;
+    for (int s = 0; s < 2; s++) {
+        c.bias[s] = i / 2 % 2;
+        c.lora[s] = i / (2 + s) % 2;
+        c.sharded[s] = replicas > 1 && i / (1 + s) % 2;
+    }
+    if (i % 2)
+        linear_distill_mask(&c);
+    assert_ok(linear_distill_run(&c));
+    linear_distill_compare(&c, t_text("distillation %d, W %d D %d", i, (int)ranks, (int)replicas));
+}
+
+T_CASE(distillation_over_a_shared_vocabulary_agrees_with_the_oracle)
+{
+    for (int i = 0; i < (int)t_scaled(40); i++)
+        distill(2, 1, i);
+}
+
+T_CASE(distillation_from_sharded_heads_agrees_with_the_oracle)
+{
+    for (int i = 0; i < (int)t_scaled(20); i++)
+        distill(1, 2, i);
 }
 
 T_MAIN_AFTER(t_gpus_enough(2) ? 0 : T_EXIT_SKIP, (gpus = t_gpu_count(), rng = t_seed()),

@@ -154,5 +154,5 @@ static int32_t device(void)
     return 0;
 }
 
-where_t where = {COLO_MEM_CUDA,     32,   put, get,  drop,   group_of,
-                 colo_comm_destroy, need, set, wait, device, NULL};
+where_t where = {COLO_MEM_CUDA, 32,  put,  get,    drop, group_of, colo_comm_destroy,
+                 need,          set, wait, device, NULL, true};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * where_nccl.c - see loss/where.h: rank r has device r modulo the devices, and NCCL moves its
- * memory; one rank needs no NCCL.
+ * memory; one rank needs no NCCL. Tolerances are those of where_gpu.c.
  *
  * A rank's memory is taken before any rank's kernels run and kept until the process ends: taking it
  * and giving it back may wait for a device that waits for this rank.
@@ -106,5 +106,5 @@ static int need(void)
     return t_gpus_enough(2) ? 0 : T_EXIT_SKIP;
 }
 
-where_t where = {COLO_MEM_CUDA,     1,    put, get,  drop,   group_of,
-                 colo_comm_destroy, need, set, wait, device, stream};
+where_t where = {COLO_MEM_CUDA, 32,  put,  get,    drop,   group_of, colo_comm_destroy,
+                 need,          set, wait, device, stream, false};

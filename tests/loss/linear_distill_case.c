@@ -392,9 +392,9 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 
 colo_status_t linear_distill_run(linear_distill_case_t *c)
 {
-    if (where.mem == COLO_MEM_CUDA) /* ranks that share a GPU add nothing up: where_gpu.c */
+    if (where.shared)
         c->config.d_hidden = COLO_D_HIDDEN_PARTIAL;
-    if (where.mem == COLO_MEM_CUDA && c->ranks > 1)
+    if (where.shared && c->ranks > 1)
         c->config.frozen_lora = true;
     t_share(c->memory, c->bytes);
     const colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, sizeof *c);

@@ -24,6 +24,7 @@ typedef struct where {
     void (*wait)(void); /* for all that was enqueued */
     int32_t (*device)(void);
     colo_stream_t (*stream)(void); /* NULL: the default one */
+    bool shared;                   /* by all ranks, whose communicator adds nothing up */
 } where_t;
 
 extern where_t where;

@@ -33,4 +33,5 @@ static int need(void)
     return 0;
 }
 
-where_t where = {COLO_MEM_HOST, 1, put, get, free, group_of, leave, need, NULL, NULL, NULL, NULL};
+where_t where = {COLO_MEM_HOST, 1,    put,  get,  free, group_of, leave,
+                 need,          NULL, NULL, NULL, NULL, false};
