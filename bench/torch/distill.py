@@ -12,6 +12,8 @@ inputs at its peak; the loss, and the relative error of the gradients of some to
 fused_linear_jsd and TRL's GKD loss of whole logits are left out where they are not installed.
 """
 import argparse
+import ast
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -38,6 +40,17 @@ def divergence(kind, lp, lq):
     return tv if kind == 'tv' else -torch.log1p(-tv)
 
 
+def trl_gkd():
+    """The loss of TRL's GKDTrainer, out of its source: to import the trainer takes packages that the loss does not need"""
+    source = Path(importlib.util.find_spec('trl').origin).with_name('experimental') / 'gkd' / 'gkd_trainer.py'
+    loss, = (node for node in ast.walk(ast.parse(source.read_text()))
+             if isinstance(node, ast.FunctionDef) and node.name == 'generalized_jsd_loss')
+    loss.decorator_list = []
+    names = {'torch': torch, 'F': torch.nn.functional}
+    exec(compile(ast.Module([loss], []), str(source), 'exec'), names)
+    return names['generalized_jsd_loss']
+
+
 def peers(kind, x, w, tx, tw):
     """(name, fn) of what is installed and has the kind"""
     found = []
@@ -49,11 +62,7 @@ def peers(kind, x, w, tx, tw):
     except Exception as why:
         print('# no Liger: %s' % str(why).splitlines()[:1])
     try:
-        try:
-            from trl.experimental.gkd import GKDTrainer
-        except ImportError:
-            from trl import GKDTrainer
-        gkd = GKDTrainer.generalized_jsd_loss
+        gkd = trl_gkd()
         found.append(('TRL, generalized_jsd_loss of whole logits',
                       lambda: gkd(x[None] @ w.t(), (tx[None] @ tw.t()).detach(), beta=BETA[kind], reduction='sum') / len(x)))
     except Exception as why:
@@ -71,7 +80,7 @@ def truth(kind, o, x, w, tx, tw, some, words):
         z = (h @ w64.t()).requires_grad_()
         d = divergence(kind, z.log_softmax(-1), (tx[at:at + 128].double() @ tw64.t()).log_softmax(-1)).sum() / o.tokens
         g, = torch.autograd.grad(d, z)
-        loss += float(d)
+        loss += float(d.detach())
         d_w += g[:, words].t() @ h
         keep = [i for i in range(len(h)) if at + i in wanted]
         d_x.append(g[keep] @ w64)

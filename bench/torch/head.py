@@ -3,7 +3,7 @@
 """The lm_head with its loss, and nll() of logits, through PyTorch on one GPU, compared with their limits and other
 libraries' kernels, in one run.
 
-usage: bench/torch/head.py [--tables head forward logits cases] [--tokens T --hidden H --vocab V --repetitions N]
+usage: bench/torch/head.py [--tables head forward long logits cases] [--tokens T --hidden H --vocab V --repetitions N]
                            [--only WORD ..] [--json FILE]
 
 Each line: the median of N repetitions of a forward and backward, in which all lines take turns in random order, so
@@ -13,6 +13,7 @@ inputs, gradients included, counted from a moment when no gradient exists; the l
 the gradients (Frobenius) against fp64 sums of a part of the rows. Limits: three or four bare bf16 products
 one after another; for logits one read and one write. Libraries that are not installed are left out.
 forward: log-probabilities alone, as a sampler's or a reference model's are made, against one product.
+long: memory of many tokens (--tokens 262144), without products beside it.
 cases: what users reported, each compared with the way that hurt.
 """
 import argparse
@@ -261,6 +262,28 @@ def forward(o):
     return show(lines, {'want': None}, o.repetitions)
 
 
+def long(o):
+    """Memory of the tokens of a long context or of many: time and peak of one call each, after one that is not counted"""
+    rng = torch.Generator('cuda').manual_seed(1)
+    draw = lambda *n: torch.randn(*n, generator=rng, device='cuda', dtype=torch.bfloat16)  # noqa: E731
+    x, w = draw(o.tokens, o.hidden).requires_grad_(), (draw(o.vocab, o.hidden) * o.hidden ** -0.5).requires_grad_()
+    t = torch.randint(0, o.vocab, (o.tokens,), generator=rng, device='cuda')
+    w.main_grad = torch.zeros(o.vocab, o.hidden, device='cuda')
+
+    def ours(upstream=None, **options):
+        loss = ct.linear_nll(x, ct.Head(w, logits_dtype=torch.bfloat16, **options), t, reduction='sum',
+                             **({} if upstream is None else {'upstream': upstream})).loss
+        return loss / o.tokens
+
+    lines = [Line('linear_nll, loss', lambda: ct.linear_nll(x, w, t).loss, (x, w), None), Line('the same, bf16 logits', ours, (x, w), None),
+             Line('the same, main_grad and upstream', lambda: ours(1 / o.tokens, main_grad=True), (x, w), None, w.main_grad)]
+    lines += [Line(name, fn, (x, w), None) for name, fn in peers(x, w, t)]
+    lines += [Line('torch.compile, fp32 loss', torch.compile(lambda: F.cross_entropy(F.linear(x, w).float(), t)), (x, w), None),
+              Line('torch, bf16 loss', lambda: F.cross_entropy(F.linear(x, w), t), (x, w), None)]
+    lines = [line for line in lines if not o.only or any(a in line.name for a in o.only)]
+    return show(lines, {'want': None}, min(o.repetitions, 2))
+
+
 def reader():
     """fn(x) that reads x once, 4 bytes an element, as fast as it goes"""
     import triton
@@ -373,14 +396,14 @@ def main():
     for name, value in (('tokens', 8192), ('hidden', 4096), ('vocab', 152064), ('repetitions', 10)):
         ask.add_argument('--' + name, type=int, default=value)
     ask.add_argument('--only', nargs='*')
-    ask.add_argument('--tables', nargs='*', default=['head', 'logits'], choices=['head', 'forward', 'logits', 'cases'])
+    ask.add_argument('--tables', nargs='*', default=['head', 'logits'], choices=['head', 'forward', 'long', 'logits', 'cases'])
     ask.add_argument('--json')
     o = ask.parse_args()
     print('# %s, torch %s, T %d, H %d, V %d, bf16, medians of %d' % (
         torch.cuda.get_device_name(), torch.__version__, o.tokens, o.hidden, o.vocab, o.repetitions))
     rows = []
     for table in o.tables:
-        rows += {'head': head, 'forward': forward, 'logits': logits, 'cases': cases}[table](o)
+        rows += {'head': head, 'forward': forward, 'long': long, 'logits': logits, 'cases': cases}[table](o)
         gc.collect()
         torch.cuda.empty_cache()
     if o.json:
