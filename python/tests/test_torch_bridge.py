@@ -659,7 +659,7 @@ def test_a_rank_that_waits_for_a_late_one_says_nothing():
 @pytest.mark.parametrize('how', ('well', 'fails'))
 def test_a_rank_that_destroyed_its_communicator_ends_as_others_do(how, tmp_path):
     ranks = [subprocess.Popen([sys.executable, '-c', DESTROYED, str(rank), how, str(tmp_path / 'meet')], text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, env=dict(os.environ, COLO_TIMEOUT_MS='60000')) for rank in range(2)]
+                              stderr=subprocess.PIPE, env={'COLO_TIMEOUT_MS': '60000', **os.environ}) for rank in range(2)]
     said = [rank.communicate(timeout=250) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, int(how == 'fails')] and 'Traceback' not in said[0][1] + said[1][1], said
     assert said[1][0] == ('shown: the data ran out\n' if how == 'fails' else ''), said
