@@ -6,7 +6,7 @@
 #include <colobridge/status.h>
 
 #define COLO_VERSION_MAJOR 0
-#define COLO_VERSION_MINOR 1
+#define COLO_VERSION_MINOR 2
 #define COLO_VERSION_PATCH 0
 
 #ifdef __cplusplus

@@ -6,7 +6,7 @@ from typing import Any
 P, BOOL, INT, DOUBLE, CHARS, _p = c.c_void_p, c.c_bool, c.c_int, c.c_double, c.c_char_p, c.POINTER
 i32, i64, u64, size_t = c.c_int32, c.c_int64, c.c_uint64, c.c_size_t
 
-VERSION = '0.1.0'
+VERSION = '0.2.0'
 CATEGORY_MAX = 8
 OP_MAX = 16
 DIMS_MAX = 16

@@ -47,7 +47,7 @@ COLO_API const char *colo_last_error(void);
 #ifndef COLOBRIDGE_VERSION_H
 #define COLOBRIDGE_VERSION_H
 #define COLO_VERSION_MAJOR 0
-#define COLO_VERSION_MINOR 1
+#define COLO_VERSION_MINOR 2
 #define COLO_VERSION_PATCH 0
 #ifdef __cplusplus
 extern "C" {
@@ -705,19 +705,25 @@ typedef struct colo_packing_t {
     const int64_t *piece_len;
     const int64_t *piece_owner;
     const int64_t *seq_room;
+    int64_t halo_before;
 } colo_packing_t;
 #ifdef __cplusplus
 #define COLO_PACKING_INIT                                                                       \
     sizeof(colo_packing_t), 0, nullptr, nullptr, nullptr, nullptr, COLO_PACKING_BLOCK, nullptr, \
-        nullptr, nullptr, nullptr
+        nullptr, nullptr, nullptr, 0
 #else
 #define COLO_PACKING_INIT .struct_size = sizeof(colo_packing_t)
 #endif
 COLO_API colo_status_t colo_packing_rows(const colo_packing_t *packing, const colo_layout_t *layout,
                                          int64_t rank, int64_t *rows);
+COLO_API colo_status_t colo_packing_most_rows(const colo_packing_t *packing,
+                                              const colo_layout_t *layout, int64_t *rows);
 COLO_API colo_status_t colo_packing_index(const colo_packing_t *packing,
                                           const colo_layout_t *layout, int64_t rank,
                                           int64_t *index);
+COLO_API colo_status_t colo_packing_pieces(const colo_packing_t *packing,
+                                           const colo_layout_t *layout, int64_t rank,
+                                           int64_t *begin, int64_t *n);
 #ifdef __cplusplus
 }
 #endif
@@ -956,10 +962,12 @@ typedef struct colo_logprob_config_t {
     int64_t chunk_size;
     int64_t segment;
     int64_t order;
-    int64_t reserved[8];
+    bool want_argmax, want_lse, want_sum_p2, want_mean_logits;
+    bool has_temperature;
+    int64_t reserved[7];
 } colo_logprob_config_t;
 #ifdef __cplusplus
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, {}
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, false, 0.0, false, false, -100, false, false, false, 0, 0, 0, false, false, false, false, false, {}
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
@@ -972,18 +980,21 @@ typedef struct colo_logprob_out_t {
     const colo_tensor_t *n_valid;
     const colo_tensor_t *n_invalid;
     const colo_tensor_t *weight;
+    const colo_tensor_t *argmax;
+    const colo_tensor_t *lse, *sum_p2, *mean_logits;
 } colo_logprob_out_t;
 #ifdef __cplusplus
-#define COLO_LOGPROB_OUT_INIT sizeof(colo_logprob_out_t), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
+#define COLO_LOGPROB_OUT_INIT sizeof(colo_logprob_out_t), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOGPROB_OUT_INIT .struct_size = sizeof(colo_logprob_out_t)
 #endif
 typedef struct colo_logprob_upstream_t {
     size_t struct_size;
     const colo_tensor_t *d_logp, *d_entropy, *d_loss;
+    const colo_tensor_t *d_lse;
 } colo_logprob_upstream_t;
 #ifdef __cplusplus
-#define COLO_LOGPROB_UPSTREAM_INIT sizeof(colo_logprob_upstream_t), nullptr, nullptr, nullptr
+#define COLO_LOGPROB_UPSTREAM_INIT sizeof(colo_logprob_upstream_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_logprob_upstream_t)
 #endif
@@ -1024,9 +1035,10 @@ typedef struct colo_logprob_batch_t {
     const colo_support_t
         *support;
     const colo_tensor_t *class_weight;
+    const colo_tensor_t *temperature;
 } colo_logprob_batch_t;
 #ifdef __cplusplus
-#define COLO_LOGPROB_BATCH_INIT sizeof(colo_logprob_batch_t), nullptr, nullptr, nullptr, nullptr
+#define COLO_LOGPROB_BATCH_INIT sizeof(colo_logprob_batch_t), nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_logprob_batch_t)
 #endif
@@ -1110,10 +1122,12 @@ typedef struct colo_topk_config_t {
     bool topk;
     int64_t ignore_index;
     int64_t order;
-    int64_t reserved[8];
+    bool want_tail;
+    bool has_temperature;
+    int64_t reserved[7];
 } colo_topk_config_t;
 #ifdef __cplusplus
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, {}
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100, 0, false, false, {}
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
     .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \
@@ -1124,18 +1138,20 @@ typedef struct colo_topk_out_t {
     const colo_tensor_t *logp;
     const colo_tensor_t *ids;
     const colo_tensor_t *n_invalid;
+    const colo_tensor_t *tail;
 } colo_topk_out_t;
 #ifdef __cplusplus
-#define COLO_TOPK_OUT_INIT sizeof(colo_topk_out_t), nullptr, nullptr, nullptr
+#define COLO_TOPK_OUT_INIT sizeof(colo_topk_out_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_TOPK_OUT_INIT .struct_size = sizeof(colo_topk_out_t)
 #endif
 typedef struct colo_topk_upstream_t {
     size_t struct_size;
     const colo_tensor_t *d_logp;
+    const colo_tensor_t *d_tail;
 } colo_topk_upstream_t;
 #ifdef __cplusplus
-#define COLO_TOPK_UPSTREAM_INIT sizeof(colo_topk_upstream_t), nullptr
+#define COLO_TOPK_UPSTREAM_INIT sizeof(colo_topk_upstream_t), nullptr, nullptr
 #else
 #define COLO_TOPK_UPSTREAM_INIT .struct_size = sizeof(colo_topk_upstream_t)
 #endif
@@ -1163,9 +1179,10 @@ typedef struct colo_topk_batch_t {
     const colo_tensor_t *logits;
     const colo_tensor_t *ids;
     const colo_tensor_t *mask;
+    const colo_tensor_t *temperature;
 } colo_topk_batch_t;
 #ifdef __cplusplus
-#define COLO_TOPK_BATCH_INIT sizeof(colo_topk_batch_t), nullptr, nullptr, nullptr
+#define COLO_TOPK_BATCH_INIT sizeof(colo_topk_batch_t), nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_TOPK_BATCH_INIT .struct_size = sizeof(colo_topk_batch_t)
 #endif
@@ -1219,6 +1236,13 @@ typedef enum colo_distill_kind_t {
     COLO_DISTILL_LOGITS = 0,
     COLO_DISTILL_PROBS = 1
 } colo_distill_kind_t;
+typedef enum colo_divergence_t {
+    COLO_DIVERGENCE_FORWARD_KL = 0,
+    COLO_DIVERGENCE_REVERSE_KL = 1,
+    COLO_DIVERGENCE_JSD = 2,
+    COLO_DIVERGENCE_TV = 3,
+    COLO_DIVERGENCE_ACCEPTANCE = 4
+} colo_divergence_t;
 typedef struct colo_distill_config_t {
     size_t struct_size;
     colo_logits_options_t logits;
@@ -1226,14 +1250,18 @@ typedef struct colo_distill_config_t {
     double target_temperature;
     double target_scale;
     int64_t order;
-    int64_t reserved[8];
+    int64_t divergence;
+    double beta;
+    double target_softcap;
+    bool has_temperature, has_target_temperature;
+    int64_t reserved[4];
 } colo_distill_config_t;
 #ifdef __cplusplus
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, {}
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0, 0, COLO_DIVERGENCE_FORWARD_KL, 0.5, 0.0, false, false, {}
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
-    .target_temperature = 1.0, .target_scale = 1.0
+    .target_temperature = 1.0, .target_scale = 1.0, .beta = 0.5
 #endif
 typedef struct colo_distill_out_t {
     size_t struct_size;
@@ -1277,9 +1305,10 @@ typedef struct colo_distill_batch_t {
     const colo_tensor_t *logits;
     const colo_tensor_t *targets;
     const colo_tensor_t *mask;
+    const colo_tensor_t *temperature, *target_temperature;
 } colo_distill_batch_t;
 #ifdef __cplusplus
-#define COLO_DISTILL_BATCH_INIT sizeof(colo_distill_batch_t), nullptr, nullptr, nullptr
+#define COLO_DISTILL_BATCH_INIT sizeof(colo_distill_batch_t), nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_DISTILL_BATCH_INIT .struct_size = sizeof(colo_distill_batch_t)
 #endif
@@ -1409,13 +1438,21 @@ typedef struct colo_linear_logprob_config_t {
     bool d_weight_add;
     bool keep_in_place;
     bool share_d_weight;
+    int64_t lora;
+    bool frozen_lora;
+    size_t without_logits;
 } colo_linear_logprob_config_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, false, 0, false, 0
 #else
 #define COLO_LINEAR_LOGPROB_CONFIG_INIT \
     .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}
 #endif
+typedef struct colo_lora_t {
+    const colo_tensor_t *a;
+    const colo_tensor_t *b;
+    double scale;
+} colo_lora_t;
 typedef struct colo_linear_logprob_batch_t {
     size_t struct_size;
     const colo_tensor_t *hidden;
@@ -1423,9 +1460,11 @@ typedef struct colo_linear_logprob_batch_t {
     int64_t max_valid;
     const colo_support_t *support;
     const colo_tensor_t *class_weight;
+    const colo_lora_t *lora;
+    const colo_tensor_t *temperature;
 } colo_linear_logprob_batch_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_BATCH_INIT sizeof(colo_linear_logprob_batch_t), nullptr, nullptr, 0, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LINEAR_LOGPROB_BATCH_INIT .struct_size = sizeof(colo_linear_logprob_batch_t)
 #endif
@@ -1434,9 +1473,11 @@ typedef struct colo_linear_logprob_upstream_t {
     double logp, entropy, loss;
     const colo_tensor_t *d_logp, *d_entropy, *d_loss;
     bool mean;
+    double lse;
+    const colo_tensor_t *d_lse;
 } colo_linear_logprob_upstream_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT sizeof(colo_linear_logprob_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_UPSTREAM_INIT sizeof(colo_linear_logprob_upstream_t), 0, 0, 0, nullptr, nullptr, nullptr, false, 0, nullptr
 #else
 #define COLO_LINEAR_LOGPROB_UPSTREAM_INIT .struct_size = sizeof(colo_linear_logprob_upstream_t)
 #endif
@@ -1444,9 +1485,10 @@ typedef struct colo_linear_logprob_grads_t {
     size_t struct_size;
     const colo_tensor_t *d_hidden;
     const colo_tensor_t *d_weight, *d_bias;
+    const colo_tensor_t *d_lora_a, *d_lora_b;
 } colo_linear_logprob_grads_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_GRADS_INIT sizeof(colo_linear_logprob_grads_t), nullptr, nullptr, nullptr
+#define COLO_LINEAR_LOGPROB_GRADS_INIT sizeof(colo_linear_logprob_grads_t), nullptr, nullptr, nullptr, nullptr, nullptr
 #else
 #define COLO_LINEAR_LOGPROB_GRADS_INIT .struct_size = sizeof(colo_linear_logprob_grads_t)
 #endif
@@ -1460,9 +1502,12 @@ typedef struct colo_linear_logprob_saved_t {
     int64_t max_valid;
     void *memory, *d_weight;
     bool valid;
+    colo_tensor_t lora_a, lora_b;
+    double lora_scale;
+    uint64_t lora_version;
 } colo_linear_logprob_saved_t;
 #ifdef __cplusplus
-#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, {}, 0, 0, 0, 0, 0, nullptr, nullptr, false
+#define COLO_LINEAR_LOGPROB_SAVED_INIT sizeof(colo_linear_logprob_saved_t), nullptr, {}, {}, {}, {}, 0, 0, 0, 0, 0, nullptr, nullptr, false, {}, {}, 0, 0
 #else
 #define COLO_LINEAR_LOGPROB_SAVED_INIT .struct_size = sizeof(colo_linear_logprob_saved_t)
 #endif
@@ -1508,6 +1553,125 @@ COLO_API colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
 }
 #endif
 #endif
+#ifndef COLOBRIDGE_LINEAR_DISTILL_H
+#define COLOBRIDGE_LINEAR_DISTILL_H
+#ifdef __cplusplus
+extern "C" {
+#endif
+typedef struct colo_linear_distill colo_linear_distill_t;
+typedef struct colo_linear_distill_config_t {
+    size_t struct_size;
+    colo_distill_config_t distill;
+    colo_linear_logprob_mode_t mode;
+    colo_dtype_t logits_dtype;
+    colo_dtype_t teacher_logits_dtype;
+    size_t budget;
+    int64_t chunk_size;
+    colo_d_hidden_t d_hidden;
+    bool frozen_hidden, frozen_weight;
+    colo_dtype_t d_weight_dtype;
+    bool d_weight_add, share_d_weight;
+    int64_t lora;
+    bool frozen_lora;
+    int64_t teacher_lora;
+} colo_linear_distill_config_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_DISTILL_CONFIG_INIT sizeof(colo_linear_distill_config_t), {COLO_DISTILL_CONFIG_INIT}, COLO_LINEAR_LOGPROB_AUTO, COLO_F32, COLO_F32, 0, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, false, false, 0, false, 0
+#else
+#define COLO_LINEAR_DISTILL_CONFIG_INIT \
+    .struct_size = sizeof(colo_linear_distill_config_t), .distill = {COLO_DISTILL_CONFIG_INIT}
+#endif
+typedef struct colo_linear_distill_batch_t {
+    size_t struct_size;
+    const colo_tensor_t *hidden;
+    const colo_tensor_t *teacher_hidden;
+    const colo_tensor_t *mask;
+    int64_t max_valid;
+    const colo_lora_t *lora, *teacher_lora;
+} colo_linear_distill_batch_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_DISTILL_BATCH_INIT sizeof(colo_linear_distill_batch_t), nullptr, nullptr, nullptr, 0, nullptr, nullptr
+#else
+#define COLO_LINEAR_DISTILL_BATCH_INIT .struct_size = sizeof(colo_linear_distill_batch_t)
+#endif
+typedef struct colo_linear_distill_out_t {
+    size_t struct_size;
+    const colo_tensor_t *loss;
+    const colo_tensor_t *n_valid, *n_invalid;
+} colo_linear_distill_out_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_DISTILL_OUT_INIT sizeof(colo_linear_distill_out_t), nullptr, nullptr, nullptr
+#else
+#define COLO_LINEAR_DISTILL_OUT_INIT .struct_size = sizeof(colo_linear_distill_out_t)
+#endif
+typedef struct colo_linear_distill_upstream_t {
+    size_t struct_size;
+    double loss;
+    const colo_tensor_t *d_loss;
+    bool mean;
+} colo_linear_distill_upstream_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_DISTILL_UPSTREAM_INIT sizeof(colo_linear_distill_upstream_t), 0, nullptr, false
+#else
+#define COLO_LINEAR_DISTILL_UPSTREAM_INIT .struct_size = sizeof(colo_linear_distill_upstream_t)
+#endif
+typedef struct colo_linear_distill_saved_t {
+    size_t struct_size;
+    const colo_linear_distill_t *of;
+    colo_tensor_t hidden, teacher_hidden, mask;
+    uint64_t hidden_version, teacher_hidden_version, mask_version, weight_version, teacher_version;
+    int64_t max_valid;
+    void *memory, *d_weight;
+    bool valid;
+    colo_tensor_t lora_a, lora_b, teacher_lora_a, teacher_lora_b;
+    double lora_scale, teacher_lora_scale;
+    uint64_t lora_version;
+} colo_linear_distill_saved_t;
+#ifdef __cplusplus
+#define COLO_LINEAR_DISTILL_SAVED_INIT sizeof(colo_linear_distill_saved_t), nullptr, {}, {}, {}, 0, 0, 0, 0, 0, 0, nullptr, nullptr, false, {}, {}, {}, {}, 0, 0, 0
+#else
+#define COLO_LINEAR_DISTILL_SAVED_INIT .struct_size = sizeof(colo_linear_distill_saved_t)
+#endif
+COLO_API colo_status_t colo_linear_distill_create(colo_linear_distill_t **distill,
+                                                  const colo_linear_distill_config_t *config,
+                                                  colo_lm_head_t *head, colo_lm_head_t *teacher,
+                                                  colo_comm_t *group);
+COLO_API void colo_linear_distill_destroy(colo_linear_distill_t **distill);
+COLO_API colo_status_t colo_linear_distill_saved_size(const colo_linear_distill_t *distill,
+                                                      int64_t tokens, int64_t max_valid,
+                                                      size_t *bytes);
+COLO_API colo_status_t colo_linear_distill_workspace_size(const colo_linear_distill_t *distill,
+                                                          colo_linear_logprob_pass_t pass,
+                                                          int64_t tokens, int64_t max_valid,
+                                                          size_t *bytes);
+COLO_API colo_status_t colo_linear_distill_forward(colo_linear_distill_t *distill,
+                                                   const colo_linear_distill_batch_t *batch,
+                                                   const colo_linear_distill_out_t *out,
+                                                   colo_linear_distill_saved_t *saved,
+                                                   void *saved_memory, void *workspace,
+                                                   colo_stream_t stream);
+COLO_API colo_status_t colo_linear_distill_early(colo_linear_distill_t *distill,
+                                                 const colo_linear_distill_batch_t *batch,
+                                                 const colo_linear_distill_upstream_t *upstream,
+                                                 const colo_linear_distill_out_t *out,
+                                                 colo_linear_distill_saved_t *saved,
+                                                 void *saved_memory, void *workspace,
+                                                 colo_stream_t stream);
+COLO_API colo_status_t colo_linear_distill_backward(colo_linear_distill_t *distill,
+                                                    colo_linear_distill_saved_t *saved,
+                                                    const colo_linear_distill_upstream_t *upstream,
+                                                    const colo_linear_logprob_grads_t *grads,
+                                                    void *workspace, colo_stream_t stream);
+COLO_API colo_status_t colo_linear_distill_loss(colo_linear_distill_t *distill,
+                                                const colo_linear_distill_batch_t *batch,
+                                                const colo_linear_distill_upstream_t *upstream,
+                                                const colo_linear_distill_out_t *out,
+                                                const colo_linear_logprob_grads_t *grads,
+                                                void *workspace, colo_stream_t stream);
+#ifdef __cplusplus
+}
+#endif
+#endif
 #ifndef COLOBRIDGE_SEQUENCE_H
 #define COLOBRIDGE_SEQUENCE_H
 #ifdef __cplusplus
@@ -1525,10 +1689,11 @@ typedef struct colo_sequence_t {
     const int64_t *device_lengths;
     const int64_t *device_cu_padded;
     bool contiguous;
+    int64_t depth;
 } colo_sequence_t;
 #ifdef __cplusplus
 #define COLO_SEQUENCE_INIT \
-    sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr, false
+    sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 0, 0, nullptr, nullptr, false, 0
 #else
 #define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t)
 #endif
