@@ -683,8 +683,8 @@ def run_threads(nranks: int, fn: Callable[[Comm], T]) -> list[T]:
             end.wait()
         raise
     if raised:
-        peer = STATUS['ERR_PEER']
-        own = [pair for pair in raised if getattr(pair[1], 'status', 0) != peer]
+        handed_on = STATUS['ERR_PEER'], STATUS['ERR_ABORTED']
+        own = [pair for pair in raised if getattr(pair[1], 'status', 0) not in handed_on]
         me, why = (own or raised)[0]
         if hasattr(why, 'add_note'):
             why.add_note('on rank %d of %d' % (me, nranks))

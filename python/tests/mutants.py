@@ -468,6 +468,8 @@ MUTANTS = {
         'torch/ranks.py', 'again = group.told[0] and', 'again = False and', 'test_refusals.py', 'threads and list'),
     'ranks that are threads are not told what differs': (
         'torch/ranks.py', 'if made is None and comm._run is not None:', 'if False:', 'test_torch_bridge.py', 'rows_that_differ'),
+    'a run raises the error that an abort told': (
+        'comm.py', "STATUS['ERR_PEER'], STATUS['ERR_ABORTED']", "(STATUS['ERR_PEER'],)", 'test_core.py', 'rank_that_aborted'),
     'ranks that are threads are left behind by one that fails': (
         'comm.py', 'run.end(me, failed)', 'run.end(me, None)', 'test_refusals.py', 'made_anew'),
     'an exception of a rank meets a communicator that was destroyed': (

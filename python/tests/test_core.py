@@ -329,6 +329,19 @@ def test_a_rank_that_raises_ends_the_others_waits():
     assert len(seen) == 2
 
 
+def test_a_run_raises_the_error_of_the_rank_that_aborted():
+    def rank(world):
+        if world.rank == 0:
+            world.barrier()
+        world.abort('the file ends too early')
+        while 0 not in world._run._left:  # rank 0 is back with the error of the abort before this one
+            time.sleep(1e-3)
+        raise KeyError('mine')
+
+    with pytest.raises(KeyError, match='mine'):
+        cb.run_threads(2, rank)
+
+
 def test_disagreement_is_a_mismatch_error_on_all_ranks():
     kinds = []
 

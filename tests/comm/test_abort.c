@@ -403,6 +403,39 @@ T_CASE_ON(2, a_dead_comm_refuses_operations_and_answers_questions)
     return COLO_OK;
 }
 
+static atomic_bool thread_0_ended;
+
+static void note_end(void *unused)
+{
+    (void)unused;
+    atomic_store(&thread_0_ended, true);
+}
+
+/* The other rank is back with the error of the abort before this one returns its own. */
+static colo_status_t abort_and_return_late(colo_comm_t *c, void *key)
+{
+    if (colo_comm_rank(c) == 0) {
+        if (pthread_setspecific(*(pthread_key_t *)key, key))
+            return COLO_ERR_NOMEM;
+        return colo_comm_barrier(c, NULL);
+    }
+    colo_comm_abort(c, "the file ends too early");
+    while (!atomic_load(&thread_0_ended))
+        sched_yield();
+    return colo_fail(COLO_ERR_IO, "the file ends too early");
+}
+
+T_CASE(a_run_returns_the_error_of_the_rank_that_aborted)
+{
+    T_THREADS_ONLY();
+    pthread_key_t key;
+    assert_int_equal(pthread_key_create(&key, note_end), 0);
+    atomic_store(&thread_0_ended, false);
+    assert_fails(colo_comm_threads_run(2, abort_and_return_late, &key), COLO_ERR_IO,
+                 "rank 1: the file ends too early");
+    pthread_key_delete(key);
+}
+
 T_CASE(null_comms_are_an_error_never_the_world)
 {
     float memory[8] = {0};

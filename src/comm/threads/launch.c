@@ -39,6 +39,12 @@ struct runner {
     colo_comm_t *comm;
 };
 
+/* Is it what a rank hears of another's error, not a mistake of its own? */
+static bool handed_on(colo_status_t status)
+{
+    return status == COLO_ERR_PEER || status == COLO_ERR_ABORTED;
+}
+
 /* A rank came back with an error: note it, and wake all ranks that wait for it. */
 static void rank_failed(struct runner *me, colo_status_t status)
 {
@@ -48,7 +54,7 @@ static void rank_failed(struct runner *me, colo_status_t status)
     if (!error_message[0])
         error_message = colo_status_string(status);
     pthread_mutex_lock(&launch->lock);
-    if (launch->status == COLO_OK || (launch->status == COLO_ERR_PEER && status != COLO_ERR_PEER)) {
+    if (launch->status == COLO_OK || (handed_on(launch->status) && !handed_on(status))) {
         launch->status = status;
         launch->rank = rank;
         snprintf(launch->error_message, sizeof launch->error_message, "%s", error_message);
