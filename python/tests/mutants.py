@@ -301,7 +301,11 @@ MUTANTS = {
         'torch/losses.py', 'by.masked_fill((d == torch.inf)[..., None], torch.nan) if reverse else by', 'by', 'test_torch_losses.py',
         'top_k_special'),
     'an id that is none costs nothing where the teacher has 0': (
-        'torch/losses.py', 'd.masked_fill(lp.isnan().any(-1), torch.nan)', 'd', 'test_torch_losses.py', 'top_k_special'),
+        'torch/losses.py', 'lp.isnan() | lq', 'lq', 'test_torch_losses.py', 'top_k_special'),
+    'a top-k divergence hides what is no number of the teacher': (
+        'torch/losses.py', ' | lq.isnan() | (lq == torch.inf)', '', 'test_torch_losses.py', 'top_k_special'),
+    'a top-k divergence that is NaN has a gradient': (
+        'torch/losses.py', 'd.isnan() | (reverse', '(reverse', 'test_torch_losses.py', 'top_k_special'),
     'values of several numbers per token are spread as if of one': (
         'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
         'test_logits_of_any_strides'),

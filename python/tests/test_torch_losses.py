@@ -400,6 +400,14 @@ def test_top_k_special_values():
         x = z[:1].clone()
         x[0, 2] = math.nan if given[1] == 1 else 0  # a row of NaN; an id that is none, of which the teacher says q = 0
         assert ct.topk_distill(x, torch.tensor([given]), logp, kind=kind, tail=tail, reduction='none').isnan().all(), (kind, tail)
+    for kind, tail, bad in itertools.product(('forward_kl', 'reverse_kl'), (True, False), (math.nan, INF)):
+        x = torch.zeros(2, 6)
+        x[:, 0] = -INF  # the student says p = 0 where the teacher's is no number
+        x.requires_grad_()
+        d = ct.topk_distill(x, ids[:1].expand(2, 2), torch.tensor([[bad, 0.5]]).expand(2, 2), kind=kind, tail=tail, reduction='none',
+                            mask=torch.tensor([1, 0]))
+        d.sum().backward()
+        assert d[0].isnan() and x.grad[0].isnan().all() and d[1] == 0 and (x.grad[1] == 0).all(), (kind, tail, bad, d, x.grad)
     for bad in (dict(kind='jsd'), dict(reduction='average'), dict(ids=ids[:, :1])):
         with pytest.raises(ValueError, match='topk_distill: '):
             ct.topk_distill(**{**dict(vocab_parallel_logits=z[:1], ids=ids[:1], logp=logp), **bad})

@@ -338,7 +338,7 @@ def topk_distill(vocab_parallel_logits: torch.Tensor, ids: torch.Tensor, logp: t
         vocab_parallel_logits: [..., Vl], the student's, as in logprob().
         ids: [..., k], as in logprob_at(); with tail those of a token differ, or its D is NaN.
         logp: [..., k], the teacher's log-probabilities of these ids, floats, the same on all ranks of tp_group. They get no
-            gradient. Where the id is ignore_index, not read.
+            gradient. NaN or +inf: D and its gradient are NaN. Where the id is ignore_index, not read.
         kind: "forward_kl", sum q log(q/p), or "reverse_kl", sum p log(p/q). Reverse, where the teacher leaves nothing for the tail:
             infinite.
         tail: is the remainder an outcome?
@@ -404,10 +404,10 @@ def _Divergence(ctx: Any, lp: Any, lq: Any, reverse: bool) -> Any:
     ratio = (weight - (lq if reverse else lp)).masked_fill(weight == -torch.inf, 0.0)
     p = weight.exp()
     d = torch.where(p == 0, torch.zeros_like(p), p * ratio).sum(-1)
-    d = d.masked_fill(lp.isnan().any(-1), torch.nan)  # also where q is 0
+    d = d.masked_fill((lp.isnan() | lq.isnan() | (lq == torch.inf)).any(-1), torch.nan)  # also where p or q is 0
     if ctx.needs_input_grad[0]:
         by = torch.where(p == 0, torch.zeros_like(p), p * (ratio + 1)) if reverse else -p
-        ctx.save_for_backward(by.masked_fill((d == torch.inf)[..., None], torch.nan) if reverse else by)
+        ctx.save_for_backward(by.masked_fill((d.isnan() | (reverse & (d == torch.inf)))[..., None], torch.nan))
     return d
 
 
