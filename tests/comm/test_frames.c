@@ -205,7 +205,8 @@ T_CASE(frames_of_groups_that_are_not_made_are_kept_within_bounds)
             st = colo_comm_check(b.comm);
     getrusage(RUSAGE_SELF, &after);
     assert_fails(st, COLO_ERR_MISMATCH, "to groups that world rank 0 did not make");
-    assert_true(after.ru_maxrss - before.ru_maxrss < 16 << 10);
+    /* Of 84 MB that were written. TSan has up to six bytes for each that is kept. */
+    assert_true(after.ru_maxrss - before.ru_maxrss < 64 << 10);
     tear_down(&b);
 }
 
