@@ -242,25 +242,34 @@ void ref_distill_grad(const ref_distill_opts_t *o, const double *z, const double
                       double g_ce, double g_kl, double *dz)
 {
     double *lp = malloc((size_t)n * sizeof *lp), *q = malloc((size_t)n * sizeof *q);
-    double alpha = 0;
+    double *d = malloc((size_t)n * sizeof *d); /* by log p_i */
+    double *behind = malloc((size_t)n * sizeof *behind), alpha = 0, sum = 0;
     both(o, z, w, n, lp, q, NULL);
     for (int64_t j = 0; j < n; j++)
         alpha += fmin(exp(lp[j]), q[j]);
+    for (int64_t i = 0; i < n; i++) {
+        const double p = exp(lp[i]), sign = (p > q[i]) - (p < q[i]);
+        double by_logp = -q[i]; /* p_i dD/dp_i */
+        if (o->divergence == REF_REVERSE)
+            by_logp = p * (lp[i] - log(q[i]) + 1);
+        else if (o->divergence == REF_JSD)
+            by_logp = (1 - o->beta) * p * log(p / (o->beta * q[i] + (1 - o->beta) * p));
+        else if (o->divergence != REF_FORWARD)
+            by_logp = p * sign / 2 / (o->divergence == REF_TV ? 1 : alpha);
+        d[i] = g_kl * by_logp - g_ce * q[i];
+    }
+    for (int64_t i = n - 1; i >= 0; i--) {
+        behind[i] = sum;
+        sum += d[i];
+    }
+    sum = 0; /* of those in front: all but j, so that nothing is lost where p_j is nearly 1 */
     for (int64_t j = 0; j < n; j++) {
-        double dx = 0;
-        for (int64_t i = 0; i < n; i++) {
-            const double p = exp(lp[i]), sign = (p > q[i]) - (p < q[i]);
-            double by_logp = -q[i]; /* p_i dD/dp_i */
-            if (o->divergence == REF_REVERSE)
-                by_logp = p * (lp[i] - log(q[i]) + 1);
-            else if (o->divergence == REF_JSD)
-                by_logp = (1 - o->beta) * p * log(p / (o->beta * q[i] + (1 - o->beta) * p));
-            else if (o->divergence != REF_FORWARD)
-                by_logp = p * sign / 2 / (o->divergence == REF_TV ? 1 : alpha);
-            dx += (g_kl * by_logp - g_ce * q[i]) * ((i == j) - exp(lp[j]));
-        }
-        dz[j] = dx * squash_slope(&o->logits, z[j]);
+        const double p = exp(lp[j]);
+        dz[j] = (d[j] * (1 - p) - (sum + behind[j]) * p) * squash_slope(&o->logits, z[j]);
+        sum += d[j];
     }
     free(lp);
     free(q);
+    free(d);
+    free(behind);
 }
