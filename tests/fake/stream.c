@@ -40,6 +40,7 @@ struct CUstream_st {
     int32_t refs;
     bool closing;
     int64_t put, done;
+    int64_t awaited; /* the least of done that a thread waits for; INT64_MAX: none does */
     struct operation *first, **last;
     struct CUgraph_st *capture;
     int64_t operations, followed; /* in it; of these, what other streams wait for */
@@ -100,6 +101,9 @@ static void *stream_main(void *p)
         pthread_mutex_lock(&lock);
         s->done++;
         ended++;
+        if (s->done < s->awaited)
+            continue;
+        s->awaited = INT64_MAX; /* who waits for more says so again */
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&lock);
@@ -115,6 +119,7 @@ static cudaError_t stream_new(struct CUstream_st **out, int device)
         return cudaErrorMemoryAllocation;
     s->device = device;
     s->refs = 2;
+    s->awaited = INT64_MAX;
     s->last = &s->first;
     pthread_cond_init(&s->changed, NULL);
     pthread_mutex_lock(&lock);
@@ -181,6 +186,12 @@ static struct CUstream_st *stream_of(cudaStream_t handle)
     return s;
 }
 
+/* Under the lock. */
+static void await_done(struct CUstream_st *s, int64_t done)
+{
+    s->awaited = done < s->awaited ? done : s->awaited;
+}
+
 /* A call of the library that would wait for ever is a verdict, not a hang: no operation ends. */
 static void stream_wait(struct CUstream_st *s)
 {
@@ -191,6 +202,7 @@ static void stream_wait(struct CUstream_st *s)
         const int64_t before = ended;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_sec += HANG_SECONDS;
+        await_done(s, put);
         hangs = pthread_cond_timedwait(&s->changed, &lock, &until) == ETIMEDOUT && ended == before;
     }
     pthread_mutex_unlock(&lock);
@@ -226,10 +238,12 @@ cudaError_t fake_enqueue(cudaStream_t stream, void (*fn)(void *), void (*end)(vo
     memcpy(o->arg, arg, bytes);
     pthread_mutex_lock(&lock);
     struct operation ***last = s->capture ? &s->capture->last : &s->last;
+    const bool idle = !s->capture && !s->first;
     **last = o;
     *last = &o->next;
     ++*(s->capture ? &s->operations : &s->put);
-    pthread_cond_broadcast(&s->changed);
+    if (idle)
+        pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
@@ -359,8 +373,10 @@ static bool is_reached(const struct fake_place *place)
 bool fake_is_reached(const struct fake_place *place, bool waits)
 {
     pthread_mutex_lock(&lock);
-    while (waits && !is_reached(place))
+    while (waits && !is_reached(place)) {
+        await_done(place->stream, place->operations);
         pthread_cond_wait(&place->stream->changed, &lock);
+    }
     const bool reached = is_reached(place);
     pthread_mutex_unlock(&lock);
     return reached;
