@@ -190,6 +190,9 @@ static bool has_no_room(void)
     all.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (rlim_t)(60 << 20);
     if (setrlimit(RLIMIT_AS, &all))
         return false;
+    /* OpenBLAS would ask again and again, and never end. */
+    if (setrlimit(RLIMIT_CPU, &(struct rlimit){2, 2}))
+        return false;
     choice = COLO_GEMM_CBLAS;
     const bool refused = created(NULL) == COLO_ERR_NOMEM &&
                          strstr(colo_last_error(), "lm_head: libopenblas.so.0 takes up to ") &&
