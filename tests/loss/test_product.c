@@ -190,7 +190,7 @@ static bool has_no_room(void)
     all.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (rlim_t)(60 << 20);
     if (setrlimit(RLIMIT_AS, &all))
         return false;
-    /* OpenBLAS would ask again and again, and never end. */
+    /* OpenBLAS, if it were loaded, would ask for memory for ever, on all processors. */
     if (setrlimit(RLIMIT_CPU, &(struct rlimit){2, 2}))
         return false;
     choice = COLO_GEMM_CBLAS;

@@ -262,7 +262,8 @@ void ref_distill_grad(const ref_distill_opts_t *o, const double *z, const double
         behind[i] = sum;
         sum += d[i];
     }
-    sum = 0; /* of those in front: all but j, so that nothing is lost where p_j is nearly 1 */
+    sum = 0; /* from here on of those in front; neither has j, or digits are lost where p_j is
+                nearly 1 */
     for (int64_t j = 0; j < n; j++) {
         const double p = exp(lp[j]);
         dz[j] = (d[j] * (1 - p) - (sum + behind[j]) * p) * squash_slope(&o->logits, z[j]);

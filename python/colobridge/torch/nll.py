@@ -31,8 +31,8 @@ Kind = TypeVar('Kind')
 
 def _scalar(kind: type[Kind]) -> type[Kind]:
     """A tuple whose first member stands for it where PyTorch's own losses, which are tensors, would be: backward(), item(),
-    arithmetic, torch's functions. Unpacking, indices and members are those of a tuple. No base class of the kinds: pytrees
-    of older PyTorch, 1.13 among them, take only direct subclasses of tuple for named tuples."""
+    arithmetic, torch's functions. Unpacking, indices and members are those of a tuple. These kinds have no common base
+    class: pytrees of older PyTorch, 1.13 among them, take only direct subclasses of tuple for named tuples."""
     of: Any = kind
     made: Callable[[Any], tuple[Any, ...]] = lambda value: value
 
